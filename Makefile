@@ -1,0 +1,41 @@
+# One command for each thing. `make demo` and `make test` set up all they need.
+PY ?= python3
+BIN := .venv/bin
+STAMP := .venv/.ready
+
+.PHONY: setup demo test check lint types format bench soak clean
+
+setup: $(STAMP)
+
+# The stamp is older than pyproject.toml or constraints.txt only when they changed, so a second `make setup` does nothing.
+$(STAMP): pyproject.toml constraints.txt scripts/setup
+	PY="$(PY)" scripts/setup
+	@touch $(STAMP)
+
+demo: setup
+	$(BIN)/ostler demo
+
+test: setup
+	$(BIN)/python -m pytest -m "not soak"
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+
+types: setup
+	$(BIN)/mypy
+
+check: lint types test
+
+format: setup
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: setup
+	$(BIN)/python benchmarks/jobs.py
+
+soak: setup
+	$(BIN)/python -m pytest -m soak
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .ostler .ostler-demo

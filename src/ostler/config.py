@@ -1,0 +1,253 @@
+"""Settings: code < ostler.toml < environment (OSTLER_<KEY>) < flags. Every relation between them is checked here, once.
+
+Standard library alone: producers and workers read the same settings as the node.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import os
+import re
+import socket
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from ostler.errors import ConfigError
+
+_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
+
+
+def _setting(default: Any, doc: str) -> Any:
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """What may differ from pool to pool; None takes the node's setting. TOML: a table `[pools.<name>]`."""
+
+    workers: int | None = _setting(None, "how many workers the pool has")
+    startup_deadline: float | None = _setting(None, "seconds from spawn to ready")
+    stale_after: float | None = _setting(None, "seconds without a beat until a worker counts as hung")
+    stop_grace: float | None = _setting(None, "seconds that running work gets when the worker is stopped")
+    recycle_count: int | None = _setting(None, "recycle a worker after so many served items")
+    recycle_age: float | None = _setting(None, "recycle a worker after so many seconds")
+    recycle_rss_mb: float | None = _setting(None, "recycle a worker above so many MB of memory")
+    recycle_warm: bool | None = _setting(None, "start the replacement before the old worker leaves")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """One node's settings. Durations are seconds."""
+
+    name: str = _setting("", "the node's name; empty: the host's name")
+    store: str = _setting("", "where the records are: empty for SQLite in the data directory, or sqlite:///path")
+    data: str = _setting(".ostler", "the data directory: database, logs, lock, doorbell")
+    host: str = _setting("127.0.0.1", "the address to listen on; any but loopback needs a token")
+    port: int = _setting(8356, "the port to listen on; 0 takes any free one")
+    token: str = _setting("", "the bearer token that every request to /api must carry; empty: none is asked")
+    log_level: str = _setting("info", "debug, info, warning or error")
+
+    workers: int = _setting(2, "workers of a pool that names no number of its own")
+    heartbeat_interval: float = _setting(5.0, "how often a worker beats, and the node writes all beats")
+    stale_after: float = _setting(30.0, "silence after which a worker counts as hung and is killed; at least 3 beats")
+    startup_deadline: float = _setting(60.0, "a worker that is not ready by then is killed; that counts as a crash")
+    stop_grace: float = _setting(10.0, "what running work gets when a worker or the node is stopped, before SIGTERM")
+    term_grace: float = _setting(2.0, "from SIGTERM to SIGKILL")
+    healthy_after: float = _setting(300.0, "so long healthy, and the row of crashes ends: the next delay is 1 s again")
+    restart_limit: int = _setting(5, "so many crashes within restart_window and the worker is failed")
+    restart_window: float = _setting(300.0, "the sliding window of restart_limit")
+    restart_lifetime: int = _setting(20, "so many crashes in all and the worker is failed")
+    backoff_max: float = _setting(60.0, "the longest delay before a restart; it doubles from 1 s")
+    recycle_count: int = _setting(0, "recycle each worker after so many served items; 0: never")
+    recycle_age: float = _setting(0.0, "recycle each worker after so many seconds; 0: never")
+    recycle_rss_mb: float = _setting(0.0, "recycle each worker above so many MB of memory; 0: never")
+    recycle_warm: bool = _setting(False, "start the replacement before the recycled worker leaves")
+
+    poll_interval: float = _setting(1.0, "fallback look into the store, for a ring of the doorbell that was lost")
+    cancel_grace: float = _setting(10.0, "what a running job gets to react to a cancel, before SIGTERM")
+    retry_base: float = _setting(1.0, "delay before the second run of a failed job; it doubles with each further one")
+    retry_max: float = _setting(300.0, "the longest delay before a job is run again")
+    crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
+    max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
+    store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
+    exit_retention: float = _setting(2_592_000.0, "how long exit records of workers are kept")
+
+    pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+
+    @property
+    def data_dir(self) -> Path:
+        return Path(self.data).expanduser().absolute()
+
+    @property
+    def node(self) -> str:
+        return self.name or socket.gethostname()
+
+    def pool(self, name: str, declared: PoolSettings | None = None) -> PoolSettings:
+        """The pool's settings in full: its own, then what the code declared, then the node's."""
+        own = self.pools.get(name, PoolSettings())
+        values = {}
+        for f in fields(PoolSettings):
+            found = (getattr(own, f.name), getattr(declared, f.name) if declared else None, getattr(self, f.name))
+            values[f.name] = next(v for v in found if v is not None)
+        return PoolSettings(**values)
+
+
+NODE_KEYS = {f.name: f for f in fields(Settings) if f.name != "pools"}
+POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
+
+
+def load(flags: Mapping[str, Any] | None = None, *, code: Mapping[str, Any] | None = None, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+    """Merge all sources and check the result; raises ConfigError with one sentence that names the source."""
+    environ = os.environ if environ is None else environ
+    values: dict[str, Any] = {k: v for k, v in (code or {}).items() if v is not None}
+    pools: dict[str, dict[str, Any]] = {}
+    _from_toml(values, pools, file or _named(environ), required=file is not None or bool(environ.get("OSTLER_CONFIG")))
+    _from_environment(values, pools, environ)
+    for key, value in (flags or {}).items():
+        if value is None:
+            continue
+        if key == "pools":
+            for name, size in value.items():
+                pools.setdefault(name, {})["workers"] = size
+        else:
+            values[key] = _typed(NODE_KEYS, key, value, f"--{key.replace('_', '-')}")
+    settings = replace(Settings(), **values, pools={name: PoolSettings(**table) for name, table in pools.items()})
+    check(settings)
+    return settings
+
+
+def _named(environ: Mapping[str, str]) -> Path:
+    return Path(environ.get("OSTLER_CONFIG") or "ostler.toml")
+
+
+def _from_toml(values: dict[str, Any], pools: dict[str, dict[str, Any]], path: Path, *, required: bool) -> None:
+    if not path.exists():
+        if required:
+            raise ConfigError(f"the configuration file {path} does not exist")
+        return
+    try:
+        table = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid TOML: {error}") from error
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    for name, pool in (table.pop("pools", None) or {}).items():
+        if not isinstance(pool, dict):
+            raise ConfigError(f"{path}: [pools.{name}] must be a table, such as [pools.{name}] workers = 2")
+        pools[name] = {k: _typed(POOL_KEYS, k, v, f"{path}: pools.{name}.{k}") for k, v in pool.items()}
+    for key, value in table.items():
+        values[key] = _typed(NODE_KEYS, key, value, f"{path}: {key}")
+
+
+def _from_environment(values: dict[str, Any], pools: dict[str, dict[str, Any]], environ: Mapping[str, str]) -> None:
+    for variable, text in environ.items():
+        key = variable.removeprefix("OSTLER_").lower()
+        if not variable.startswith("OSTLER_"):
+            continue
+        if key == "pools":
+            for name, size in parse_pools(text.split(","), variable).items():
+                pools.setdefault(name, {})["workers"] = size
+        elif key in NODE_KEYS:
+            values[key] = _typed(NODE_KEYS, key, text, variable)
+        elif close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.9):
+            # Apps have variables of their own (OSTLER_CLIPS_ROOTS), so only a slip of the pen is refused.
+            raise ConfigError(f"environment variable {variable} is unknown; did you mean OSTLER_{close[0].upper()}?")
+
+
+def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, int]:
+    """`tag=2` pairs as sizes by name."""
+    sizes = {}
+    for pair in pairs:
+        name, equals, size = pair.strip().partition("=")
+        if not equals or not size.strip().isdigit() or not _POOL_NAME.fullmatch(name.strip()):
+            raise ConfigError(f"{source}: {pair!r} is not a pool size; write name=number, such as tag=2")
+        sizes[name.strip()] = int(size)
+    return sizes
+
+
+def _typed(known: Mapping[str, Any], key: str, value: Any, source: str) -> Any:
+    if key not in known:
+        close = difflib.get_close_matches(key, [*known, "pools"], 1)
+        hint = f"; did you mean {close[0]!r}?" if close else "; docs/settings.md lists the known ones"
+        raise ConfigError(f"{source} is not a known setting{hint}")
+    kind = str(known[key].type).partition(" | ")[0]
+    try:
+        return _convert(kind, value)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{source} must be {_ARTICLE[kind]}, found {value!r}") from error
+
+
+_ARTICLE = {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}
+_TRUTH = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+def _convert(kind: str, value: Any) -> Any:
+    if kind == "bool":
+        return value if isinstance(value, bool) else _TRUTH[str(value).strip().lower()]
+    if isinstance(value, bool):
+        raise TypeError
+    if kind == "int":
+        if isinstance(value, float):
+            raise TypeError
+        return int(value)
+    if kind == "float":
+        return float(value)
+    if not isinstance(value, str | Path):
+        raise TypeError
+    return str(value)
+
+
+def check(settings: Settings) -> None:
+    """Refuse what cannot work, with the relation that is broken."""
+    for key in NODE_KEYS:
+        value = getattr(settings, key)
+        if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):  # noqa: PLR0124  NaN
+            raise ConfigError(f"{key} must not be negative, found {value}")
+    for key in ("heartbeat_interval", "startup_deadline", "restart_window", "backoff_max", "poll_interval", "store_patience", "max_payload"):
+        if not getattr(settings, key) > 0:
+            raise ConfigError(f"{key} must be more than 0, found {getattr(settings, key)}")
+    for key in ("restart_limit", "restart_lifetime"):
+        if getattr(settings, key) < 1:
+            raise ConfigError(f"{key} must be at least 1, found {getattr(settings, key)}")
+    _check_stale("stale_after", settings.stale_after, settings.heartbeat_interval)
+    if not 0 <= settings.port <= 65535:
+        raise ConfigError(f"port must be between 0 and 65535, found {settings.port}")
+    if settings.log_level not in ("debug", "info", "warning", "error"):
+        raise ConfigError(f"log_level must be debug, info, warning or error, found {settings.log_level!r}")
+    if not is_loopback(settings.host) and not settings.token:
+        raise ConfigError(f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1")
+    for name, pool in settings.pools.items():
+        if not _POOL_NAME.fullmatch(name):
+            raise ConfigError(f"pool name {name!r} is not usable: letters, digits, '_', '.' and '-', at most 63, please")
+        for key in POOL_KEYS:
+            value = getattr(pool, key)
+            if value is not None and value < 0:
+                raise ConfigError(f"pools.{name}.{key} must not be negative, found {value}")
+        if pool.stale_after is not None:
+            _check_stale(f"pools.{name}.stale_after", pool.stale_after, settings.heartbeat_interval)
+
+
+def _check_stale(key: str, stale: float, beat: float) -> None:
+    if stale < 3 * beat:
+        raise ConfigError(f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late beat would kill a healthy worker")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def pool_name(name: str) -> str:
+    """The name, when it can be part of a component id and a file name; raises ConfigError."""
+    if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
+        raise ConfigError(f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please")
+    return name

@@ -1,0 +1,71 @@
+"""What happened, as values, and the bus that carries them inside the node. Logs, metrics and live state only listen."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+log = logging.getLogger("ostler.events")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerMoved:
+    """A worker slot changed its status."""
+
+    component: str
+    generation: int
+    before: str
+    status: str
+    pid: int | None = None
+    reason: str | None = None
+    delay: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PoolPaused:
+    """A pool (None: all of them) was paused or resumed."""
+
+    pool: str | None
+    paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A run of a job ended, one way or another."""
+
+    job: int
+    task: str
+    queue: str
+    worker: str
+    event: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ClaimLost:
+    """A late result was dropped: the job has another owner, or was cancelled."""
+
+    job: int
+
+
+Event = WorkerMoved | PoolPaused | JobEnded | ClaimLost
+Listener = Callable[[Any], None]
+
+
+class Bus:
+    """Calls every listener at once, on the node's loop. A listener that fails is logged and does not disturb the others."""
+
+    def __init__(self) -> None:
+        self._listeners: list[Listener] = []
+
+    def listen(self, listener: Listener) -> None:
+        self._listeners.append(listener)
+
+    def send(self, event: Event) -> None:
+        for listener in self._listeners:
+            try:
+                listener(event)
+            except Exception:
+                log.exception("a listener failed on %s", event)
