@@ -1,0 +1,205 @@
+"""Health of the node and its workers: seed 001's HealthOperations, in one place.
+
+The supervisor is the only caller of the writing verbs. Each names the generation that it speaks of; a write of an
+older generation finds no row and returns False, so a ghost never overwrites its successor.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from ostler.store.rows import ExitRow
+from ostler.store.sqlite import SqliteDatabase
+
+NODE = "node"  # the component of the node's own row
+
+
+class Health:
+    """The health rows of one node (and, for reading, of all)."""
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+
+    # ---- writing, one generation at a time
+
+    def register(self, node: str, component: str, pool: str | None, now: int) -> None:
+        """Make sure that the row exists before anything is spawned; counters of an earlier run stay."""
+        self._db.run("register", node=node, component=component, pool=pool, now=now)
+
+    def mark_starting(
+        self, node: str, component: str, generation: int, pid: int | None, pid_start: int | None, now: int, metadata: dict[str, Any] | None = None
+    ) -> bool:
+        """A process was spawned. Refused unless the generation is newer than the row's."""
+        return bool(
+            self._db.run(
+                "mark_starting",
+                node=node,
+                component=component,
+                generation=generation,
+                pid=pid,
+                pid_start=pid_start,
+                now=now,
+                metadata=_text(metadata),
+            )
+        )
+
+    def mark_healthy(self, node: str, component: str, generation: int, now: int) -> bool:
+        return self._mark(node, component, generation, "healthy", now)
+
+    def mark_draining(self, node: str, component: str, generation: int, now: int) -> bool:
+        return self._mark(node, component, generation, "draining", now)
+
+    def mark_stopping(self, node: str, component: str, generation: int, now: int) -> bool:
+        return self._mark(node, component, generation, "stopping", now)
+
+    def _mark(self, node: str, component: str, generation: int, status: str, now: int) -> bool:
+        return bool(self._db.run("mark", node=node, component=component, generation=generation, status=status, now=now))
+
+    def mark_stopped(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
+        """It ended because it was asked to, or cleanly by itself."""
+        return self._ended(node, exit_, exit_code, "stopped")
+
+    def mark_stopped_idle(self, node: str, component: str, generation: int, now: int) -> bool:
+        """It had crashed, waited for its restart, and was told not to come back."""
+        return self._mark(node, component, generation, "stopped", now)
+
+    def mark_crashed(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
+        """It ended unasked: kept with reason, code, signal, last log lines and peak memory, and counted."""
+        with self._db.transaction():
+            held = self._ended_inside(node, exit_, exit_code, "crashed")
+            if held:
+                self._db.run("increment_restart_count", node=node, component=exit_.component, generation=exit_.generation, now=exit_.at)
+        return held
+
+    def mark_failed(self, node: str, component: str, generation: int, now: int) -> bool:
+        """The restart limits are spent. Only `reset_restart_count` leads out."""
+        return self._mark(node, component, generation, "failed", now)
+
+    def _ended(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
+        with self._db.transaction():
+            return self._ended_inside(node, exit_, exit_code, status)
+
+    def _ended_inside(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
+        metadata = {"signal": exit_.signal, "peak_rss_mb": exit_.peak_rss_mb, "log": exit_.log, "at": exit_.at, "job": exit_.job}
+        held = self._db.run(
+            "mark_ended",
+            node=node,
+            component=exit_.component,
+            generation=exit_.generation,
+            status=status,
+            exit_code=exit_code,
+            exit_reason=exit_.reason,
+            metadata=_text(metadata),
+        )
+        if held:
+            self._db.run(
+                "add_exit",
+                node=node,
+                component=exit_.component,
+                generation=exit_.generation,
+                at=exit_.at,
+                reason=exit_.reason,
+                code=exit_.code,
+                signal=exit_.signal,
+                kind=exit_.kind,
+                peak_rss_mb=exit_.peak_rss_mb,
+                job=exit_.job,
+                log=json.dumps(exit_.log),
+            )
+        return bool(held)
+
+    def end_streak(self, node: str, component: str, generation: int) -> None:
+        """It was healthy long enough: the next crash waits one second again."""
+        self._db.run("end_streak", node=node, component=component, generation=generation)
+
+    def update_heartbeats(self, node: str, beats: list[tuple[str, int, int, float | None]]) -> int:
+        """All beats of the node in one statement: (component, generation, at, rss_mb). Returns how many rows took one."""
+        return len(self._db.run("heartbeats", node=node, batch=json.dumps(beats)))
+
+    def reset_restart_count(self, node: str, component: str) -> bool:
+        """Forget the crashes; a failed or crashed worker becomes `stopped`. Starts nothing."""
+        with self._db.transaction():
+            self._db.run("forget_exits", node=node, component=component)
+            return bool(self._db.run("reset_restart_count", node=node, component=component))
+
+    def remove(self, node: str, component: str) -> None:
+        """Drop the row of a slot that the configuration no longer has."""
+        self._db.run("remove_component", node=node, component=component)
+
+    def clean_worker_state(self, node: str) -> None:
+        """Drop the node's worker rows (tests, emergencies). The exit history stays."""
+        self._db.run("clean_worker_state", node=node)
+
+    def clean_all(self, node: str) -> None:
+        """Drop all rows of the node, its own included."""
+        self._db.run("clean_all", node=node)
+
+    def prune(self, before: int) -> None:
+        """Drop exit records older than `before`."""
+        self._db.run("prune_exits", before=before)
+
+    # ---- reading
+
+    def get_component(self, node: str, component: str) -> dict[str, Any] | None:
+        rows = self._db.run("component", node=node, component=component)
+        return _health(rows[0]) if rows else None
+
+    def get_all_workers(self, node: str | None = None) -> list[dict[str, Any]]:
+        """Worker rows of one node or of all, without the nodes' own rows."""
+        return sorted((_health(r) for r in self._db.run("workers", node=node)), key=lambda w: (w["node"], w["pool"], _number(w["component"])))
+
+    def get_node(self, node: str) -> dict[str, Any] | None:
+        """The node's own row (seed 001: get_app_health)."""
+        return self.get_component(node, NODE)
+
+    def get_nodes(self) -> list[dict[str, Any]]:
+        return [_health({**dict(r), "current_job": None}) for r in self._db.run("nodes")]
+
+    def is_healthy(self, node: str, component: str, max_age_ms: int, now: int) -> bool:
+        """Status `healthy` and heard from within `max_age_ms`."""
+        row = self.get_component(node, component)
+        return row is not None and row["status"] == "healthy" and now - row["last_heartbeat"] <= max_age_ms
+
+    def counted_exits(self, node: str, component: str, since: int) -> list[tuple[int, str]]:
+        """(at, kind) of the exits since then that no reset has forgotten, oldest first."""
+        return [(r["at"], r["kind"]) for r in self._db.run("counted_exits", node=node, component=component, since=since)]
+
+    def exits(self, node: str, component: str, limit: int = 20) -> list[dict[str, Any]]:
+        """The newest exit records of one worker."""
+        return [{**dict(r), "log": json.loads(r["log"] or "[]")} for r in self._db.run("exits", node=node, component=component, limit=limit)]
+
+
+class Meta:
+    """Small facts that outlive a node: `worker_enabled`, `pool_paused:{pool}`."""
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+
+    def get(self, key: str) -> str | None:
+        rows = self._db.run("meta_get", key=key)
+        return str(rows[0]["value"]) if rows else None
+
+    def set(self, key: str, value: str) -> None:
+        self._db.run("meta_set", key=key, value=value)
+
+    def delete(self, key: str) -> None:
+        self._db.run("meta_delete", key=key)
+
+    def pauses(self) -> tuple[bool, set[str]]:
+        """(worker_enabled, the paused pools)."""
+        flags = {str(r["key"]): str(r["value"]) for r in self._db.run("meta_like")}
+        pools = {k.removeprefix("pool_paused:") for k, v in flags.items() if k.startswith("pool_paused:") and v == "true"}
+        return flags.get("worker_enabled", "true") == "true", pools
+
+
+def _number(component: str) -> int:
+    return int(component.rpartition(":")[2])
+
+
+def _health(row: Any) -> dict[str, Any]:
+    return {**dict(row), "metadata": json.loads(row["metadata"]) if row["metadata"] else None}
+
+
+def _text(value: dict[str, Any] | None) -> str | None:
+    return None if value is None else json.dumps(value)

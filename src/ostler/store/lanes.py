@@ -1,0 +1,110 @@
+"""Lanes: how the one event loop uses blocking stores. A lane is a thread with a connection of its own.
+
+The loop never waits for a disk: it awaits a lane. What is put on a lane runs in order. A lane that finds the store
+locked or full tries again until it goes through, so a busy disk delays and loses nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from ostler.errors import StoreBusy
+from ostler.store.store import Store
+
+log = logging.getLogger("ostler.store")
+T = TypeVar("T")
+
+_Item = tuple[Callable[[Store], Any], "asyncio.Future[Any] | None", float | None]
+
+
+class Lane:
+    """A thread, a store, a queue of work. `patience` is how long `call` tries; None is for ever."""
+
+    def __init__(self, name: str, store: Callable[[], Store], loop: asyncio.AbstractEventLoop) -> None:
+        self.name = name
+        self.trouble_since: float | None = None
+        self._open = store
+        self._loop = loop
+        self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        self._giving_up = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"ostler-{name}", daemon=True)
+        self._thread.start()
+
+    async def call(self, work: Callable[[Store], T], *, patience: float | None = None) -> T:
+        """Run the work on the lane and return its value. Raises StoreBusy when the store stays busy longer than `patience`."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._items.put((work, future, None if patience is None else time.monotonic() + patience))
+        return await future
+
+    def post(self, work: Callable[[Store], Any]) -> None:
+        """Run the work on the lane, in order, whenever it goes through. Errors are logged."""
+        self._items.put((work, None, None))
+
+    async def close(self, deadline: float = 5.0) -> None:
+        """Finish what was put on the lane, for at most `deadline` seconds, and end the thread."""
+        self._items.put(None)
+        for _ in range(int(deadline * 100)):
+            if not self._thread.is_alive():
+                return
+            await asyncio.sleep(0.01)
+        self._giving_up.set()
+        log.warning("lane %s could not write everything before the end; the next start recovers it", self.name)
+        await asyncio.to_thread(self._thread.join, 6.0)
+
+    def _work(self) -> None:
+        store = self._open()
+        try:
+            while (item := self._items.get()) is not None:
+                self._one(store, item)
+        finally:
+            store.close()
+
+    def _one(self, store: Store, item: _Item) -> None:
+        work, future, until = item
+        delay = 0.05
+        while True:
+            try:
+                value = work(store)
+            except StoreBusy as error:
+                if self._giving_up.is_set() or (until is not None and time.monotonic() >= until):
+                    self._settle(future, None, error)
+                    return
+                if self.trouble_since is None:
+                    self.trouble_since = time.monotonic()
+                    log.warning("%s; lane %s keeps trying", error, self.name)
+                self._giving_up.wait(delay)
+                delay = min(delay * 2, 1.0)
+            except Exception as error:  # noqa: BLE001  the lane must survive one bad piece of work; its caller gets the error
+                self._settle(future, None, error)
+                return
+            else:
+                if self.trouble_since is not None:
+                    log.info("lane %s writes again after %.1f s", self.name, time.monotonic() - self.trouble_since)
+                    self.trouble_since = None
+                self._settle(future, value, None)
+                return
+
+    def _settle(self, future: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
+        if future is None:
+            if error is not None:
+                log.error("lane %s: a write failed", self.name, exc_info=error)
+            return
+        try:
+            self._loop.call_soon_threadsafe(_resolve, future, value, error)
+        except RuntimeError:  # the loop has ended: nobody waits any more
+            log.debug("lane %s: the loop has ended before an answer", self.name)
+
+
+def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)

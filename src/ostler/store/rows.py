@@ -1,0 +1,129 @@
+"""The values that cross the border between the store and the rest: small, frozen, without behaviour."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class JobStatus(StrEnum):
+    """Where a job is. `done`, `failed` and `cancelled` are ends; only `retry` leads out of them."""
+
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job that was checked and can be stored. `args` is JSON text."""
+
+    task: str
+    queue: str
+    args: str
+    attempts: int = 3
+    timeout: float | None = None
+    priority: int = 0
+    run_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One job in the hands of one worker. (id, fence) is what every later write must still hold."""
+
+    id: int
+    fence: int
+    worker: str
+    task: str
+    queue: str
+    args: str
+    attempt: int
+    attempts: int
+    crashes: int
+    excused: int
+    timeout: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The end of a claim that is also the end of the job. `event` is the timeline row's name."""
+
+    id: int
+    fence: int
+    status: str
+    started_at: int
+    finished_at: int
+    event: str
+    result: str | None = None
+    error: str | None = None
+    crash: int = 0
+    progress: float | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Requeue:
+    """The end of a claim that sends the job back. `refund` takes the attempt back: it never began."""
+
+    id: int
+    fence: int
+    event: str
+    at: int
+    run_at: int | None = None
+    refund: int = 0
+    crash: int = 0
+    excused: int = 0
+    error: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something that a running job reported: progress, or a named event."""
+
+    id: int
+    fence: int
+    event: str
+    at: int
+    progress: float | None = None
+    stage: str | None = None
+    data: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one transaction of the dispatcher writes, and what it wants: for each queue the workers to fill, in order."""
+
+    node: str
+    now: int
+    notes: list[Note] = field(default_factory=list)
+    finishes: list[Finish] = field(default_factory=list)
+    requeues: list[Requeue] = field(default_factory=list)
+    wants: dict[str, list[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What came of a turn: the new claims, and the ids whose claim was lost (their result was dropped)."""
+
+    claims: list[Claim]
+    lost: list[int]
+    next_due: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class ExitRow:
+    """One end of a worker process, as it is kept in the history."""
+
+    component: str
+    generation: int
+    at: int
+    reason: str
+    kind: str
+    code: int | None = None
+    signal: str | None = None
+    peak_rss_mb: float | None = None
+    job: int | None = None
+    log: list[str] = field(default_factory=list)

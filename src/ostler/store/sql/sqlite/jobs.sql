@@ -1,0 +1,114 @@
+-- Statements about jobs. Batches travel as one JSON array, so that a batch is one step of SQLite and not one per row.
+-- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
+
+-- name: enqueue
+INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, seq, created_at)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+       json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
+       json_extract(value, '$[6]'), 1, :now
+  FROM json_each(:batch) ORDER BY key
+RETURNING id;
+
+-- name: add_events
+INSERT INTO job_events (job, seq, at, name, data)
+SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
+       json_extract(value, '$[4]')
+  FROM json_each(:batch);
+
+-- name: promote
+UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :now;
+
+-- name: claimable
+SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout FROM jobs
+ WHERE status = 'queued' AND later = 0 AND queue = :queue
+ ORDER BY priority DESC, id LIMIT :limit;
+
+-- name: claim
+UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
+       worker = c.worker, started_at = :now, progress = NULL, stage = NULL
+  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS worker FROM json_each(:batch)) AS c
+ WHERE jobs.id = c.id AND jobs.status = 'queued'
+RETURNING jobs.id, jobs.seq;
+
+-- name: finish
+UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_at = f.started_at, finished_at = f.finished_at,
+       progress = coalesce(f.progress, jobs.progress), crashes = crashes + f.crash, seq = seq + 1, cancel = 0
+  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS status,
+               json_extract(value, '$[3]') AS result, json_extract(value, '$[4]') AS error,
+               json_extract(value, '$[5]') AS started_at, json_extract(value, '$[6]') AS finished_at,
+               json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
+          FROM json_each(:batch)) AS f
+ WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
+RETURNING jobs.id, jobs.seq;
+
+-- name: requeue
+-- A job that somebody asked to cancel in the meantime does not go back: it ends here.
+UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END,
+       finished_at = CASE WHEN cancel = 1 THEN :now ELSE NULL END,
+       later = coalesce(r.run_at > :now, 0), run_at = coalesce(r.run_at, jobs.run_at),
+       attempt = attempt - r.refund, crashes = crashes + r.crash, excused = jobs.excused + r.excused,
+       error = coalesce(r.error, jobs.error), node = NULL, worker = NULL, started_at = NULL, seq = seq + 1
+  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS run_at,
+               json_extract(value, '$[3]') AS refund, json_extract(value, '$[4]') AS crash,
+               json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error
+          FROM json_each(:batch)) AS r
+ WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
+RETURNING jobs.id, jobs.seq, jobs.status;
+
+-- name: note
+-- Progress and named events of running jobs: several per job in one batch, in order.
+UPDATE jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progress), stage = coalesce(n.stage, jobs.stage)
+  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS count,
+               json_extract(value, '$[3]') AS progress, json_extract(value, '$[4]') AS stage
+          FROM json_each(:batch)) AS n
+ WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
+RETURNING jobs.id, jobs.seq;
+
+-- name: orphaned
+-- Claims of a node that is known to be dead.
+SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;
+
+-- name: any_ready
+SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0
+                  AND queue IN (SELECT value FROM json_each(:queues))) AS ready;
+
+-- name: next_due
+SELECT min(run_at) AS due FROM jobs WHERE status = 'queued' AND later = 1;
+
+-- name: wanted_cancels
+SELECT id FROM jobs WHERE status = 'processing' AND node = :node AND cancel = 1;
+
+-- name: cancel_queued
+UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
+       error = json_object('code', 'CANCELLED', 'message', 'cancelled before it began')
+ WHERE id = :id AND status = 'queued' RETURNING id, seq;
+
+-- name: cancel_running
+UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
+
+-- name: retry
+-- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
+UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
+       progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
+ WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue;
+
+-- name: job
+SELECT * FROM jobs WHERE id = :id;
+
+-- name: job_events
+SELECT seq, at, name, data FROM job_events WHERE job = :id ORDER BY seq;
+
+-- name: depths
+SELECT queue, status, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue
+ UNION ALL SELECT queue, 'scheduled', count(*) FROM jobs WHERE status = 'queued' AND later = 1 GROUP BY queue
+ UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status = 'processing' GROUP BY queue
+ UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status IN ('failed', 'cancelled') GROUP BY queue, status;
+
+-- name: declare_task
+INSERT INTO tasks (name, queue, attempts, timeout, priority, parameters, declared_at)
+VALUES (:name, :queue, :attempts, :timeout, :priority, :parameters, :now)
+ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.attempts, timeout = excluded.timeout,
+       priority = excluded.priority, parameters = excluded.parameters, declared_at = excluded.declared_at;
+
+-- name: tasks
+SELECT name, queue, attempts, timeout, priority, parameters FROM tasks ORDER BY name;

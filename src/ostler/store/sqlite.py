@@ -1,0 +1,116 @@
+"""SQLite as a database of named statements: WAL, short BEGIN IMMEDIATE transactions, one connection per owner.
+
+`durable=True` is for connections that acknowledge an enqueue: a commit then waits for the disk, so what was
+acknowledged survives a power cut. The dispatcher's own connection uses NORMAL: its commits survive any death of a
+process, and after a power cut the job simply runs again.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ostler.errors import ConfigError, StoreBusy
+from ostler.store import queries
+
+# What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
+_PASSING = ("locked", "busy", "full", "disk i/o", "unable to open", "readonly")
+
+
+class SqliteDatabase:
+    """One connection. Not for use by two threads at once; open one per thread."""
+
+    dialect = "sqlite"
+
+    def __init__(self, path: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False) -> None:
+        self.path = path
+        self._sql = queries.load(self.dialect)
+        try:
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout)
+            self._connection.row_factory = sqlite3.Row
+            self._pragmas(durable=durable, read_only=read_only)
+        except sqlite3.DatabaseError as error:
+            raise _as_ours(error, path) from error
+
+    def _pragmas(self, *, durable: bool, read_only: bool) -> None:
+        execute = self._connection.execute
+        if not read_only:
+            execute("PRAGMA journal_mode = WAL")
+        execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        execute("PRAGMA cache_size = -16000")
+        execute("PRAGMA temp_store = MEMORY")
+        execute("PRAGMA journal_size_limit = 67108864")
+        if read_only:
+            execute("PRAGMA query_only = 1")
+
+    def run(self, statement: str, /, **values: Any) -> list[sqlite3.Row]:
+        """Execute one named statement and return its rows."""
+        return self.query(self._sql[statement], values)
+
+    def query(self, sql: str, values: dict[str, Any]) -> list[sqlite3.Row]:
+        """Execute SQL that was put together by the caller (filters) and return its rows."""
+        try:
+            return self._connection.execute(sql, values).fetchall()
+        except sqlite3.OperationalError as error:
+            raise _as_ours(error, self.path) from error
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """All or nothing. Takes the write lock at once, so that nothing inside can find itself outdated."""
+        self._execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._execute("COMMIT")
+        except BaseException:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def _execute(self, sql: str) -> None:
+        try:
+            self._connection.execute(sql)
+        except sqlite3.OperationalError as error:
+            raise _as_ours(error, self.path) from error
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date under the write lock; returns the names of what was applied."""
+        with self.transaction():
+            version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+            todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
+            newest = max(number for number, _, _ in queries.migrations(self.dialect))
+            if version > newest:
+                raise ConfigError(
+                    f"{self.path} has schema {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
+                )
+            for number, _, script in todo:
+                for statement in _split(script):
+                    self._connection.execute(statement)
+                self._connection.execute(f"PRAGMA user_version = {number}")
+        return [name for _, name, _ in todo]
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+def _split(script: str) -> Iterator[str]:
+    """Single statements of a script; `executescript` would commit our transaction."""
+    buffer = ""
+    for line in script.splitlines(keepends=True):
+        buffer += line
+        if sqlite3.complete_statement(buffer):
+            yield buffer
+            buffer = ""
+    if buffer.strip() and not all(line.startswith("--") for line in buffer.strip().splitlines()):
+        yield buffer
+
+
+def _as_ours(error: sqlite3.DatabaseError, path: Path) -> Exception:
+    text = str(error).lower()
+    if any(word in text for word in _PASSING):
+        return StoreBusy(f"the store {path} cannot be used right now ({error}); nothing was stored, try again")
+    if "not a database" in text or "malformed" in text:
+        return ConfigError(f"{path} is not a usable SQLite database ({error}); move it away or restore a backup")
+    return error
