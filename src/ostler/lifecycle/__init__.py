@@ -1,0 +1,1 @@
+"""ONE LIFECYCLE: start, watch, drain, recycle, restart. What a worker serves is its tenant's business."""

@@ -1,0 +1,91 @@
+"""The worker's end of the lifecycle: beats, frames, and leaving when the node dies. Standard library alone.
+
+A side thread owns the control channel's reading side, so a long job neither stops the beat nor delays a cancel. EOF
+means that the node died: the thread ends the worker's whole family and then the worker itself, at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+from ostler.lifecycle import family
+from ostler.lifecycle.wire import Frame, Frames, encode
+
+CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
+
+
+class Channel:
+    """The control channel as the worker sees it. `send` may be called from any thread."""
+
+    def __init__(self, heard: Callable[[Frame], None]) -> None:
+        descriptor, _, interval = os.environ.pop(CONTROL).partition(":")
+        # Children of the worker must not hold the channel: its EOF is how the node sees that the worker is gone.
+        os.set_inheritable(int(descriptor), False)
+        self._socket = socket.socket(fileno=int(descriptor))
+        self._interval = float(interval)
+        self._heard = heard
+        self._sending = threading.Lock()
+        self._thread = threading.Thread(target=self._listen, name="ostler-control", daemon=True)
+
+    def open(self) -> None:
+        """Begin to beat and to listen."""
+        self._thread.start()
+
+    def send(self, *frame: object) -> None:
+        """Hand a frame to the node. When the node is gone, the listening thread is about to end this process."""
+        data = encode(list(frame))
+        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._socket.sendall(data)
+
+    def _listen(self) -> None:
+        frames = Frames()
+        next_beat = 0.0
+        poll = select.poll()
+        poll.register(self._socket, select.POLLIN)
+        while True:
+            now = time.monotonic()
+            if now >= next_beat:
+                self.send("beat", *memory_mb())
+                next_beat = now + self._interval
+            if not poll.poll(max(0.0, next_beat - time.monotonic()) * 1000):
+                continue
+            try:
+                data = self._socket.recv(1 << 20)
+            except ConnectionResetError:
+                data = b""
+            if not data:
+                leave()
+            for frame in frames.feed(data):
+                self._heard(frame)
+
+
+def memory_mb() -> tuple[float, float]:
+    """(resident, peak) memory of this process in MB; (0, 0) where the system does not tell."""
+    resident = peak = 0.0
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
+        for line in file:
+            if line.startswith("VmHWM:"):
+                peak = int(line.split()[1]) * 1024 / 1e6
+            elif line.startswith("VmRSS:"):
+                resident = int(line.split()[1]) * 1024 / 1e6
+                break
+    return round(resident, 1), round(peak, 1)
+
+
+def leave() -> None:
+    """The node is gone: end the family, then this process and its group. Never returns."""
+    mark = os.environ.get(family.VARIABLE)
+    with contextlib.suppress(Exception):
+        if mark:
+            family.kill(mark, [os.getpid()], patience=0.5)
+    with contextlib.suppress(OSError):
+        if os.getpgrp() == os.getpid():
+            os.killpg(0, signal.SIGKILL)
+    os._exit(1)

@@ -1,0 +1,145 @@
+"""A worker's family: every process that came out of it, whatever it did to hide. Standard library alone.
+
+Each worker is started with OSTLER_FAMILY=<node token>/<component>/<generation> in its environment, and children inherit
+it, also across setsid and double forks. Killing a family takes everything that carries the mark, and the descendants of
+those, until a look at /proc finds none.
+
+Run as a program, this file is the node's guard: a tiny process that waits for the node's death (EOF on its standard
+input) and then ends all of the node's families, so that a SIGKILL of the node leaves nothing behind, not even programs
+that know nothing of Ostler and would never notice.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+VARIABLE = "OSTLER_FAMILY"
+
+
+class Seen(NamedTuple):
+    """One line of /proc."""
+
+    pid: int
+    parent: int
+    session: int
+    zombie: bool
+
+
+def boot_id() -> str:
+    """Which boot of this machine; pids and start times mean nothing across two of them."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
+            return file.read().strip()
+    except OSError:
+        return "unknown"
+
+
+def _stat(pid: int) -> list[str] | None:
+    try:
+        with open(f"/proc/{pid}/stat", encoding="latin-1") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def start_time(pid: int) -> int | None:
+    """When the process started, in ticks since boot; with the pid it is an identity. None when there is none."""
+    fields = _stat(pid)
+    return int(fields[19]) if fields else None
+
+
+def is_alive(pid: int | None, started: int | None) -> bool:
+    """Whether this very process (not another one with its pid) runs."""
+    if pid is None or started is None:
+        return False
+    fields = _stat(pid)
+    return fields is not None and fields[0] not in "ZX" and int(fields[19]) == started
+
+
+def processes() -> Iterator[Seen]:
+    """All processes that can be seen; none where there is no /proc."""
+    try:
+        names = os.listdir("/proc")
+    except OSError:
+        return
+    for name in names:
+        if name.isdigit() and (fields := _stat(int(name))):
+            yield Seen(int(name), int(fields[1]), int(fields[3]), fields[0] in "ZX")
+
+
+def mark_of(pid: int) -> str | None:
+    """The family that a process belongs to by its environment."""
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
+            environ = file.read()
+    except OSError:
+        return None
+    for entry in environ.split(b"\0"):
+        if entry.startswith(VARIABLE.encode() + b"="):
+            return entry.partition(b"=")[2].decode(errors="replace")
+    return None
+
+
+def members(prefix: str, roots: Iterable[int] = ()) -> set[int]:
+    """All living processes whose mark starts with `prefix`, the `roots`, what is in their sessions, and the descendants of all of them."""
+    seen = [p for p in processes() if not p.zombie]
+    roots = set(roots)
+    found = {p.pid for p in seen if p.pid in roots or p.session in roots or (mark_of(p.pid) or "").startswith(prefix)}
+    grew = True
+    while grew:
+        more = {p.pid for p in seen if p.parent in found and p.pid not in found}
+        found |= more
+        grew = bool(more)
+    return found - {os.getpid()}
+
+
+def kill(prefix: str, roots: Iterable[int] = (), patience: float = 3.0) -> int:
+    """SIGKILL the family again and again until nothing of it is left, or patience ends. Returns how many were killed."""
+    killed: set[int] = set()
+    until = time.monotonic() + patience
+    roots = list(roots)
+    while found := members(prefix, roots):
+        for pid in found:
+            try:
+                os.kill(pid, signal.SIGKILL)
+                killed.add(pid)
+            except ProcessLookupError:
+                continue
+            except PermissionError:  # became somebody else's (setuid): not ours to end
+                continue
+        if time.monotonic() > until:
+            break
+        time.sleep(0.005)
+    return len(killed)
+
+
+def rss_by_session(sessions: set[int]) -> dict[int, float]:
+    """Memory in MB of all processes of each session: what a whole program uses, children included."""
+    page = os.sysconf("SC_PAGE_SIZE") / 1e6
+    used: dict[int, float] = {}
+    for p in processes():
+        if p.session in sessions:
+            try:
+                with open(f"/proc/{p.pid}/statm", encoding="ascii") as file:  # noqa: PTH123
+                    used[p.session] = used.get(p.session, 0.0) + int(file.read().split()[1]) * page
+            except OSError:
+                continue
+    return used
+
+
+def guard(prefix: str) -> None:
+    """Wait until the node is gone, then end its families. Signals do not end the guard: it must outlive the node."""
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    while os.read(0, 1024):
+        pass
+    kill(prefix)
+
+
+if __name__ == "__main__":
+    guard(sys.argv[1])

@@ -1,0 +1,303 @@
+"""One OS process of a worker: exec'd in a session of its own, with a control channel and its output in a log.
+
+Death is seen at once, by pidfd. What the dead process had still sent is read before its end is told, so a result that
+was written before a SIGKILL counts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import resource
+import signal
+import socket
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ostler.lifecycle import family
+from ostler.lifecycle.child import CONTROL
+from ostler.lifecycle.wire import Frame, Frames, encode
+
+log = logging.getLogger("ostler.lifecycle")
+
+_LOG_LINES = 40
+_LINE_LENGTH = 2000
+_LOG_BYTES = 5_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a process ended: `code` as Python gives it, negative for a signal."""
+
+    code: int
+    at: float
+    peak_rss_mb: float | None
+
+    @property
+    def signal(self) -> str | None:
+        if self.code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.code).name
+        except ValueError:
+            return f"SIG{-self.code}"
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """What to exec. `beat` is given to processes that speak the control channel; None for programs that do not."""
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    mark: str
+    log: Path
+    cwd: str | None = None
+    beat: float | None = None
+
+
+class Process:
+    """A running (or ended) process. All callbacks come on the loop."""
+
+    def __init__(
+        self,
+        launch: Launch,
+        *,
+        on_frame: Callable[[Frame], None],
+        on_line: Callable[[str], None],
+        on_end: Callable[[Ended], None],
+        on_garbage: Callable[[str], None],
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
+        self._frames = Frames()
+        self._unsent = bytearray()
+        self._partial = b""
+        self.tail: deque[str] = deque(maxlen=_LOG_LINES)
+        self.peak_rss_mb = 0.0
+        self.ended: Ended | None = None
+        self.mark = launch.mark
+        self._inherited_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        self._log = _LogFile(launch.log)
+        self._socket: socket.socket | None = None
+        self._popen = self._spawn(launch)
+        self.pid = self._popen.pid
+        self.started = family.start_time(self.pid)
+        self._watch()
+
+    def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
+        env = {**launch.env, family.VARIABLE: launch.mark}
+        theirs: socket.socket | None = None
+        self._output, output = os.pipe()
+        try:
+            if launch.beat is not None:
+                self._socket, theirs = socket.socketpair()
+                env[CONTROL] = f"{theirs.fileno()}:{launch.beat}"
+            return subprocess.Popen(
+                launch.argv,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                env=env,
+                cwd=launch.cwd,
+                pass_fds=[theirs.fileno()] if theirs else [],
+                start_new_session=True,
+            )
+        except BaseException:
+            os.close(self._output)
+            if self._socket:
+                self._socket.close()
+            self._log.close()
+            raise
+        finally:
+            os.close(output)
+            if theirs:
+                theirs.close()
+
+    def _watch(self) -> None:
+        os.set_blocking(self._output, False)
+        self._loop.add_reader(self._output, self._read_output)
+        if self._socket:
+            self._socket.setblocking(False)
+            self._loop.add_reader(self._socket.fileno(), self._read_frames)
+        if hasattr(os, "pidfd_open"):
+            self._pidfd = os.pidfd_open(self.pid)
+            self._loop.add_reader(self._pidfd, self._reap)
+        else:  # not Linux: a thread waits without reaping
+            self._pidfd = -1
+            threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._reap)
+
+    # ---- the channel
+
+    def send(self, *frame: object) -> None:
+        """Queue a frame for the process; silently nothing when it has ended."""
+        if self._socket is None or self.ended is not None:
+            return
+        data = encode(list(frame))
+        if not self._unsent:
+            try:
+                sent = self._socket.send(data)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                return  # it is dying: the pidfd tells in a moment
+            if sent == len(data):
+                return
+            data = data[sent:]
+            self._loop.add_writer(self._socket.fileno(), self._write)
+        self._unsent += data
+
+    def _write(self) -> None:
+        assert self._socket is not None
+        try:
+            del self._unsent[: self._socket.send(self._unsent)]
+        except BlockingIOError:
+            return
+        except OSError:
+            self._unsent.clear()
+        if not self._unsent:
+            self._loop.remove_writer(self._socket.fileno())
+
+    def _read_frames(self) -> None:
+        if self._socket is None:
+            return
+        try:
+            data = self._socket.recv(1 << 18)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._socket.fileno())
+            return
+        try:
+            frames = self._frames.feed(data)
+        except ValueError as error:
+            self._loop.remove_reader(self._socket.fileno())
+            self._on_garbage(str(error))
+            return
+        for frame in frames:
+            self._on_frame(frame)
+
+    # ---- its output
+
+    def _read_output(self) -> bool:
+        try:
+            data = os.read(self._output, 1 << 16)
+        except BlockingIOError:
+            return False
+        except OSError:
+            data = b""
+        if not data:
+            self._loop.remove_reader(self._output)
+            return False
+        self._log.write(data)
+        *lines, self._partial = (self._partial + data).split(b"\n")
+        if len(self._partial) > _LINE_LENGTH:
+            lines.append(self._partial)
+            self._partial = b""
+        for line in lines:
+            text = line[:_LINE_LENGTH].decode(errors="replace").rstrip("\r")
+            self.tail.append(text)
+            self._on_line(text)
+        return True
+
+    # ---- its end
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the whole process group."""
+        if self.ended is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
+
+    def _reap(self) -> None:
+        if self.ended is not None:
+            return
+        # The group goes before the leader is reaped: until then nobody else can get its number.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
+        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+        if pid == 0:
+            return
+        code = os.waitstatus_to_exitcode(status)
+        self._popen.returncode = code
+        self._drain()
+        # The kernel counts what the process was before exec too, so the figure is its own only above the node's.
+        if usage.ru_maxrss > self._inherited_peak:
+            self.peak_rss_mb = max(self.peak_rss_mb, round(usage.ru_maxrss * 1024 / 1e6, 1))
+        self.ended = Ended(code, time.monotonic(), self.peak_rss_mb or None)
+        self._on_end(self.ended)
+
+    def _drain(self) -> None:
+        """Read what was sent before the end, then close everything, also when a grandchild still holds the other end."""
+        if self._pidfd >= 0:
+            self._loop.remove_reader(self._pidfd)
+            os.close(self._pidfd)
+        if self._socket:
+            with contextlib.suppress(OSError, ValueError):
+                while data := self._socket.recv(1 << 18):
+                    for frame in self._frames.feed(data):
+                        self._on_frame(frame)
+            self._loop.remove_reader(self._socket.fileno())
+            self._loop.remove_writer(self._socket.fileno())
+            self._socket.close()
+            self._socket = None
+        for _ in range(64):  # at most 4 MB: a grandchild may write for ever
+            if not self._read_output():
+                break
+        if self._partial:
+            self.tail.append(self._partial[:_LINE_LENGTH].decode(errors="replace"))
+        self._loop.remove_reader(self._output)
+        os.close(self._output)
+        self._log.close()
+
+
+class _LogFile:
+    """The worker's output on disk, in two files of bounded size."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0)
+        self._size = self._file.tell()
+
+    def write(self, data: bytes) -> None:
+        try:
+            if self._size > _LOG_BYTES:
+                self._file.close()
+                self._path.replace(self._path.with_suffix(".log.1"))
+                self._file = self._path.open("ab", buffering=0)
+                self._size = 0
+            self._file.write(data)
+            self._size += len(data)
+        except OSError as error:  # a full disk must not take the supervisor down
+            log.warning("cannot write %s: %s", self._path, error)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def oom_kills() -> int:
+    """How often the kernel has killed for memory: since boot, and in our own control group."""
+    total = 0
+    paths = [Path("/proc/vmstat")]
+    with contextlib.suppress(OSError, IndexError):
+        own = Path("/proc/self/cgroup").read_text(encoding="ascii").splitlines()[-1].rpartition(":")[2]
+        paths.append(Path("/sys/fs/cgroup") / own.lstrip("/") / "memory.events")
+    for path in paths:
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text(encoding="ascii").splitlines():
+                key, _, value = line.partition(" ")
+                if key == "oom_kill":
+                    total += int(value)
+    return total

@@ -1,0 +1,39 @@
+"""The control channel: JSON arrays, one a line, on an inherited Unix socket. Standard library alone: both ends use it.
+
+    node -> worker                                       worker -> node
+    ["stop"]            finish and exit with 0           ["ready", info]           loaded, can serve
+    ["work", …]         what the pool's tenant sends     ["beat", rss_mb, peak_mb] alive, from the side thread
+                                                         [kind, …]                 what the pool's tenant understands
+
+EOF on either side means that the other one died.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+Frame = list[Any]
+LONGEST = 64 * 1024 * 1024  # a line longer than this is not ours
+
+
+def encode(frame: Frame) -> bytes:
+    """One frame as bytes."""
+    return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+
+
+class Frames:
+    """Bytes in, frames out. Raises ValueError on what is not a frame."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[Frame]:
+        *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
+        if len(self._rest) > LONGEST:
+            raise ValueError("a line of the control channel is too long")
+        frames = [json.loads(line) for line in lines]
+        for frame in frames:
+            if not isinstance(frame, list) or not frame or not isinstance(frame[0], str):
+                raise ValueError(f"not a frame: {str(frame)[:80]}")
+        return frames
