@@ -1,0 +1,267 @@
+"""What a user's file declares: jobs, pools and commands. Importing it starts nothing and loads no third-party module."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import inspect
+import signal as signals
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from ostler import config
+from ostler.config import PoolSettings, Settings
+from ostler.errors import BadArguments, ConfigError
+from ostler.jobs import signature
+from ostler.jobs.handle import Job
+from ostler.jobs.producer import Producer, check_options, prepare
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class JobId(int):
+    """The id of a stored job; an int that also answers to `.id`."""
+
+    @property
+    def id(self) -> int:
+        return int(self)
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A program that knows nothing of Ostler, kept running under the same lifecycle."""
+
+    name: str
+    argv: tuple[str, ...]
+    ready: str | None
+    drain_signal: int
+    env: dict[str, str]
+    cwd: str | None
+
+
+class Task(Generic[P, R]):
+    """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers."""
+
+    def __init__(self, app: Ostler, function: Callable[..., R], row: dict[str, Any]) -> None:
+        functools.update_wrapper(self, function)
+        self._app = app
+        self.function = function
+        self.row = row
+        self.name: str = row["name"]
+        self.queue: str = row["queue"]
+        self.parameters: signature.Parameters = row["parameters"]
+        self._names = list(inspect.signature(function).parameters)[1:]
+
+    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The plain function: no queue, no worker."""
+        return self.function(job, *args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
+        """Store a job; when this returns, it survives a power cut. Raises InputError (nothing stored) or StoreBusy (nothing stored)."""
+        producer = self._app.producer
+        job = prepare({self.name: self.row}, self.name, self._bound(args, kwargs), producer.settings.max_payload)
+        return JobId(producer.enqueue([job])[0])
+
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
+        """`enqueue` without blocking the event loop."""
+        import asyncio  # noqa: PLC0415
+
+        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        named = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            raise BadArguments(f"task {self.name!r} takes {len(self._names)} arguments, found {len(args)}")
+        if twice := named.keys() & kwargs.keys():
+            raise BadArguments(f"task {self.name!r}: {', '.join(sorted(twice))} given twice")
+        return named | kwargs
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} queue={self.queue}>"
+
+
+class _Declare:
+    """What `@app.job(...)` returns: typed for plain and for async functions."""
+
+    def __init__(self, app: Ostler, options: dict[str, Any]) -> None:
+        self._app, self._options = app, options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, Awaitable[R]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
+        return self._app._declare(function, **self._options)  # noqa: SLF001
+
+
+@dataclass(eq=False)
+class Ostler:
+    """An app: the declarations of one file. `store` and `data` are defaults; ostler.toml, OSTLER_* and flags overrule them."""
+
+    store: str | None = None
+    data: str | None = None
+    tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
+    commands: dict[str, Command] = field(default_factory=dict, init=False)
+    pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
+    _producer: Producer | None = field(default=None, init=False, repr=False)
+
+    def job(
+        self,
+        queue: str = "default",
+        *,
+        name: str | None = None,
+        attempts: int = 3,
+        timeout: float | None = None,
+        priority: int = 0,
+    ) -> _Declare:
+        """Declare a job: a plain or async function whose first parameter is the job handle.
+
+        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group.
+        Higher `priority` runs first.
+        """
+        if callable(queue):
+            raise ConfigError("write @app.job() with parentheses")
+        return _Declare(self, {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority})
+
+    def _declare(self, function: Callable[..., Any], *, queue: str, name: str | None, **options: Any) -> Task[..., Any]:
+        called = name or function.__name__
+        if called in self.tasks:
+            raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
+        try:
+            check_options(f"job {called!r}", **options)
+        except BadArguments as error:
+            raise ConfigError(str(error)) from None
+        if config.pool_name(queue) in self.commands:
+            raise ConfigError(f"{queue!r} is already the name of a command; a job's queue needs another name")
+        row = {"name": called, "queue": queue, **options, "parameters": signature.describe(function)}
+        task: Task[..., Any] = Task(self, function, row)
+        self.tasks[called] = task
+        return task
+
+    def pool(
+        self,
+        name: str,
+        *,
+        workers: int | None = None,
+        startup_deadline: float | None = None,
+        stale_after: float | None = None,
+        stop_grace: float | None = None,
+        recycle_count: int | None = None,
+        recycle_age: float | None = None,
+        recycle_rss_mb: float | None = None,
+        recycle_warm: bool | None = None,
+    ) -> None:
+        """Size and limits of the workers of a queue (or command); ostler.toml, environment and flags overrule them."""
+        self.pools[config.pool_name(name)] = PoolSettings(
+            workers, startup_deadline, stale_after, stop_grace, recycle_count, recycle_age, recycle_rss_mb, recycle_warm
+        )
+
+    def command(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        workers: int = 1,
+        ready: str | None = None,
+        drain_signal: str = "SIGTERM",
+        env: dict[str, str] | None = None,
+        cwd: str | None = None,
+        **limits: Any,
+    ) -> None:
+        """Keep a program running that knows nothing of Ostler.
+
+        `ready` is tcp://host:port, http://host:port/path, line:REGEX of its output, or None: alive is ready. The first two also
+        tell about its health from then on. `{port}` in argv, env and ready is a free port for each worker, `{n}` its number.
+        `limits` are those of `app.pool`.
+        """
+        from ostler.lifecycle import probe  # noqa: PLC0415
+
+        probe.parse(ready)
+        if not argv or isinstance(argv, str) or not all(isinstance(a, str) for a in argv):
+            raise ConfigError(f"command {name!r}: argv must be a list of strings, found {argv!r}")
+        if config.pool_name(name) in self.commands or any(task.queue == name for task in self.tasks.values()):
+            raise ConfigError(f"{name!r} is already the name of a command or of a job's queue")
+        try:
+            number = signals.Signals[drain_signal].value
+        except KeyError:
+            raise ConfigError(f"command {name!r}: {drain_signal!r} is not a signal; write a name such as SIGTERM") from None
+        self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
+        self.pool(name, workers=workers, **limits)
+
+    @property
+    def producer(self) -> Producer:
+        """Stores jobs for this app; made when it is first used."""
+        if self._producer is None:
+            self._producer = Producer(self.settings())
+        return self._producer
+
+    def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
+        """The settings as this process sees them."""
+        return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
+
+
+def load(target: str) -> Ostler:
+    """The app that `path/to/file.py`, `package.module` or either with `:name` names; raises ConfigError with the cause."""
+    where, _, attribute = target.partition(":") if not target.endswith(".py") else (target, "", "")
+    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    if attribute:
+        found = getattr(module, attribute, None)
+        if not isinstance(found, Ostler):
+            raise ConfigError(f"{where} has no Ostler app named {attribute!r}")
+        return found
+    found = getattr(module, "app", None)
+    if isinstance(found, Ostler):
+        return found
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, Ostler)}
+    if len({id(a) for a in apps.values()}) != 1:
+        what = f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}" if apps else "no app: write app = Ostler() in it"
+        raise ConfigError(f"{target} has {what}")
+    return next(iter(apps.values()))
+
+
+def _import_file(path: Path) -> Any:
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}")
+    path = path.resolve()
+    name = path.stem
+    loaded = sys.modules.get(name)
+    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
+        return loaded
+    if name in sys.modules or importlib.util.find_spec(name) is not None:
+        name = f"ostler_app_{name}"  # a file called json.py must not hide a module
+    sys.path.insert(0, str(path.parent))
+    spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    return _executed(lambda: spec.loader.exec_module(module) or module, str(path))  # type: ignore[union-attr]
+
+
+def _import_module(name: str) -> Any:
+    sys.path.insert(0, "")
+    try:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"there is no module {name!r}; name a file (path/to/file.py) or a module (package.module:app)")
+    except (ModuleNotFoundError, ValueError) as error:
+        raise ConfigError(f"there is no module {name!r} ({error}); name a file (path/to/file.py) or a module (package.module:app)") from error
+    return _executed(lambda: importlib.import_module(name), name)
+
+
+def _executed(work: Callable[[], Any], what: str) -> Any:
+    try:
+        return work()
+    except ConfigError:
+        raise
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise
+        import traceback  # noqa: PLC0415
+
+        trace = "".join(traceback.format_exception(error)).strip()
+        raise ConfigError(f"{what} cannot be loaded: {type(error).__name__}: {error}\n{trace}") from error

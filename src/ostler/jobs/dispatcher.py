@@ -1,0 +1,398 @@
+"""The dispatcher: claims jobs for all free workers at once, hands them over, and writes what came of them in batches.
+
+It is the tenant of every job pool. One turn is one transaction: results out, claims in. While a turn is under way the
+next one gathers, so the batch grows with the load by itself. It wakes when something happened (a worker is free, a
+ring of the doorbell, a due time); the poll is only for a ring that was lost.
+
+A worker gets one job at a time, unless the task is known to be short: then as many as fit into a few milliseconds. A job
+that turns out long does not hide the others behind it: they are recalled and go back without a mark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostler.config import Settings
+from ostler.events import Bus, ClaimLost, JobEnded
+from ostler.jobs import outcome
+from ostler.jobs.outcome import Policy, Ran
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.lifecycle.wire import Frame
+from ostler.lifecycle.worker import Exit, Worker
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
+from ostler.store.store import Store
+
+log = logging.getLogger("ostler.jobs")
+
+_HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
+_HANDOVER_MOST = 32
+_KNOWN_AFTER = 5  # runs until a task's duration counts as measured
+_RECALL_AFTER = 0.050  # a running job that lasts longer gives back what waits behind it
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A worker and what it has in hand; the first is running."""
+
+    worker: Worker
+    jobs: deque[Claim] = field(default_factory=deque)
+    began: float = 0.0
+    began_ms: int = 0
+    recalled: bool = False
+    timed_out: bool = False
+    cancel_by: float | None = None  # SIGTERM then
+    kill_by: float | None = None  # SIGKILL then
+
+
+class Durations:
+    """Measured durations: per task a running average, per queue the slowest of its tasks."""
+
+    def __init__(self) -> None:
+        self._average: dict[str, dict[str, tuple[int, float]]] = {}
+
+    def add(self, queue: str, task: str, seconds: float) -> None:
+        tasks = self._average.setdefault(queue, {})
+        count, average = tasks.get(task, (0, 0.0))
+        tasks[task] = (count + 1, seconds if count == 0 else 0.8 * average + 0.2 * seconds)
+
+    def handover(self, queue: str) -> int:
+        """How many jobs of the queue a worker may hold: one when any of its tasks is long or not yet measured."""
+        tasks = self._average.get(queue)
+        if not tasks or any(count < _KNOWN_AFTER for count, _ in tasks.values()):
+            return 1
+        slowest = max(average for _, average in tasks.values())
+        return max(1, min(_HANDOVER_MOST, int(_HANDOVER_SECONDS / max(slowest, 1e-6))))
+
+
+class Dispatcher:
+    """Between the store and the job workers of one node."""
+
+    def __init__(self, settings: Settings, writer: Lane, reader: Lane, bus: Bus) -> None:
+        self._settings, self._writer, self._reader, self._bus = settings, writer, reader, bus
+        self._policy = Policy(settings.retry_base, settings.retry_max, settings.crash_limit)
+        self._node = settings.node
+        self._seats: dict[Worker, Seat] = {}
+        self._by_component: dict[str, Seat] = {}
+        self._durations = Durations()
+        self._finishes: list[Finish] = []
+        self._requeues: list[Requeue] = []
+        self._notes: list[Note] = []
+        self._bell = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._due: asyncio.TimerHandle | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self.supervisor: Supervisor  # set by the runtime, once it exists
+
+    # ---- start and stop
+
+    def start(self) -> None:
+        self._tasks = [self._loop.create_task(self._run(), name="dispatcher"), self._loop.create_task(self._poll(), name="poll")]
+
+    async def close(self) -> None:
+        """Write everything that is still in memory. Call when all workers are gone."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for handle in (self._timer, self._due):
+            if handle:
+                handle.cancel()
+        turn = self._collect(claim=False)
+        if turn:
+            await self._turn(turn)
+
+    def ring(self) -> None:
+        """Something may be there to claim."""
+        self._bell.set()
+
+    # ---- the loop
+
+    async def _run(self) -> None:
+        while True:
+            await self._bell.wait()
+            self._bell.clear()
+            turn = self._collect()
+            if turn is None:
+                continue
+            try:
+                taken = await self._turn(turn)
+            except Exception:
+                log.exception("a turn of the dispatcher failed; what it carried is tried again")
+                self._put_back(turn)
+                await asyncio.sleep(1.0)
+                self._bell.set()
+                continue
+            self._deliver(taken)
+            if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
+                self._bell.set()  # there may be more than was asked for
+
+    async def _turn(self, turn: Turn) -> Taken:
+        taken = await self._writer.call(lambda store: store.jobs.turn(turn))
+        for job in taken.lost:
+            log.warning("job %d: a late result was dropped, its claim was lost", job)
+            self._bus.send(ClaimLost(job))
+        return taken
+
+    def _collect(self, *, claim: bool = True) -> Turn | None:
+        wants = self._wants() if claim else {}
+        if not (wants or self._finishes or self._requeues or self._notes):
+            return None
+        turn = Turn(self._node, now_ms(), self._notes, self._finishes, self._requeues, wants)
+        self._notes, self._finishes, self._requeues = [], [], []
+        return turn
+
+    def _put_back(self, turn: Turn) -> None:
+        self._notes = turn.notes + self._notes
+        self._finishes = turn.finishes + self._finishes
+        self._requeues = turn.requeues + self._requeues
+
+    def _wants(self) -> dict[str, list[str]]:
+        """For each queue the workers with room, the emptiest first, one place after another."""
+        rooms: dict[str, list[tuple[int, int, str]]] = {}
+        if not self.supervisor.enabled or self.supervisor.stopping:
+            return {}
+        for seat in self._seats.values():
+            if not seat.worker.accepting or seat.cancel_by is not None or seat.timed_out:
+                continue
+            queue, held = seat.worker.pool.spec.name, len(seat.jobs)
+            depth = self._durations.handover(queue)
+            limit = seat.worker.pool.spec.recycle.count
+            if limit:  # never more in hand than the worker may still serve
+                depth = min(depth, limit - seat.worker.served)
+            if held <= depth // 2 and held < depth:
+                rooms.setdefault(queue, []).extend((place, held, seat.worker.component) for place in range(held, depth))
+        return {queue: [component for _, _, component in sorted(places)] for queue, places in rooms.items()}
+
+    def _deliver(self, taken: Taken) -> None:
+        """Hand the new claims to their workers; what a worker can no longer take goes back."""
+        batches: dict[Seat, list[Claim]] = {}
+        now, at = time.monotonic(), now_ms()
+        for claim in taken.claims:
+            seat = self._by_component.get(claim.worker)
+            if seat is None or not seat.worker.accepting or not self.supervisor.enabled:
+                self._requeues.append(outcome.returned(Ran(claim, at, at), "its worker left before it could be handed over"))
+                self._bell.set()
+            else:
+                batches.setdefault(seat, []).append(claim)
+        for seat, claims in batches.items():
+            if not seat.jobs:
+                seat.began, seat.began_ms, seat.recalled = now, at, False
+            seat.jobs.extend(claims)
+            seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in claims])
+            self._arm(seat)
+        if self._due:
+            self._due.cancel()
+            self._due = None
+        if taken.next_due is not None:
+            self._due = self._loop.call_later(max(0.0, (taken.next_due - now_ms()) / 1000), self._bell.set)
+
+    async def _poll(self) -> None:
+        """The fallback: what other processes wrote, when no ring came through."""
+        while True:
+            await asyncio.sleep(self._settings.poll_interval)
+            await self.look()
+
+    async def look(self) -> None:
+        """Read what other processes may have changed: pauses, cancels, jobs that are ready."""
+        queues = sorted({s.worker.pool.spec.name for s in self._seats.values() if not s.jobs and s.worker.accepting})
+
+        def read(store: Store) -> tuple[bool, set[str], list[int], bool]:
+            return (*store.meta.pauses(), store.jobs.wanted_cancels(self._node), bool(queues) and store.jobs.ready(queues, now_ms()))
+
+        try:
+            enabled, paused, cancels, ready = await self._reader.call(read, patience=0.0)
+        except Exception as error:  # noqa: BLE001  the next poll looks again
+            log.warning("the store could not be read: %s", error)
+            return
+        if (enabled, paused) != (self.supervisor.enabled, {p.spec.name for p in self.supervisor.pools.values() if p.paused}):
+            self.supervisor.apply_pauses(enabled, paused & set(self.supervisor.pools))
+            ready = True
+        for job in cancels:
+            self.cancel(job)
+        if ready:
+            self._bell.set()
+
+    # ---- the tenant of the job pools
+
+    def ready(self, worker: Worker) -> None:
+        seat = Seat(worker)
+        self._seats[worker] = self._by_component[worker.component] = seat
+        self._bell.set()
+
+    def busy(self, worker: Worker) -> bool:
+        seat = self._seats.get(worker)
+        return seat is not None and bool(seat.jobs)
+
+    def drain(self, worker: Worker) -> None:
+        """Nothing new; what has not begun comes back; the running job is told."""
+        if (seat := self._seats.get(worker)) and seat.jobs:
+            worker.send("leaving")
+            self._recall(seat)
+
+    def heard(self, worker: Worker, frame: Frame) -> None:
+        seat = self._seats.get(worker)
+        if seat is None:
+            return
+        match frame:
+            case ["done", job, fence, result]:
+                if ran := self._took_off(seat, job, fence):
+                    self._end(seat, ran, outcome.done(ran, result))
+            case ["fail", job, fence, kind, what, after]:
+                if ran := self._took_off(seat, job, fence):
+                    self._end(seat, ran, self._failure(ran, kind, what, after))
+            case ["note", job, fence, event, progress, stage, data]:
+                self._notes.append(Note(job, fence, event, now_ms(), progress, stage, None if data is None else json.dumps(data)))
+                self._bell.set()
+            case ["back", jobs]:
+                self._came_back(seat, set(jobs))
+            case _:
+                log.warning("%s sent an unknown frame %r", worker.component, frame[0])
+
+    def gone(self, worker: Worker, end: Exit) -> int | None:
+        """The worker died: the job that it was at bears it, those behind it go back as they were."""
+        seat = self._seats.pop(worker, None)
+        if seat is None:
+            return None
+        if self._by_component.get(worker.component) is seat:
+            del self._by_component[worker.component]
+        if not seat.jobs:
+            return None
+        at = now_ms()
+        running, *waiting = seat.jobs
+        ran = Ran(running, seat.began_ms, at)
+        self._end(seat, ran, self._death(seat, ran, end))
+        self._requeues += [outcome.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting]
+        return running.id
+
+    # ---- ends
+
+    def _took_off(self, seat: Seat, job: int, fence: int) -> Ran | None:
+        """The running job has ended: the next one in hand begins now."""
+        if not seat.jobs or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence):
+            log.error("%s reported job %d, which it was not running; dropped", seat.worker.component, job)
+            return None
+        claim = seat.jobs.popleft()
+        at, now = now_ms(), time.monotonic()
+        ran = Ran(claim, seat.began_ms, at)
+        self._durations.add(claim.queue, claim.task, now - seat.began)
+        seat.began, seat.began_ms, seat.recalled = now, at, False
+        seat.cancel_by = seat.kill_by = None
+        seat.worker.served += 1
+        if seat.jobs:
+            if seat.jobs[0].timeout is not None:
+                self._arm(seat)
+        elif seat.worker.leave or seat.worker.pool.spec.recycle.count or seat.worker.pool.spec.recycle.rss_mb:
+            self.supervisor.wake()
+        return ran
+
+    def _end(self, seat: Seat, ran: Ran, result: Finish | Requeue) -> None:
+        if isinstance(result, Finish):
+            self._finishes.append(result)
+        else:
+            self._requeues.append(result)
+        self._bell.set()
+        claim = ran.claim
+        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, (ran.ended - ran.began) / 1000))
+
+    def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
+        match kind:
+            case "permanent":
+                return outcome.failed(ran, what)
+            case "cancelled":
+                return outcome.cancelled(ran)
+            case _:
+                return outcome.transient(ran, what, self._policy, after)
+
+    def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
+        if seat.timed_out:
+            return outcome.timed_out(ran, self._policy)
+        if seat.cancel_by is not None:
+            return outcome.cancelled(ran)
+        if end.kind == "asked":
+            return outcome.aborted(ran)
+        return outcome.crashed(ran, end.reason, end.signal or f"exit code {end.code}", self._policy)
+
+    def _came_back(self, seat: Seat, jobs: set[int]) -> None:
+        at = now_ms()
+        back = [c for c in seat.jobs if c.id in jobs]
+        if not back:
+            return
+        seat.jobs = deque(c for c in seat.jobs if c.id not in jobs)
+        self._requeues += [outcome.returned(Ran(c, at, at), f"{seat.worker.component} was at a long job") for c in back]
+        self._bell.set()
+
+    # ---- deadlines of running jobs
+
+    def cancel(self, job: int) -> None:
+        """Somebody wants this running job cancelled: ask it, then signals. Harmless when asked twice."""
+        for seat in self._seats.values():
+            if seat.jobs and seat.jobs[0].id == job and seat.cancel_by is None:
+                seat.worker.send("cancel", job)
+                seat.cancel_by = time.monotonic() + self._settings.cancel_grace
+                self._arm(seat)
+            elif any(c.id == job for c in seat.jobs):
+                self._recall(seat)  # not begun: it comes back, and the store ends it there
+
+    def _recall(self, seat: Seat) -> None:
+        if len(seat.jobs) > 1:
+            seat.recalled = True
+            seat.worker.send("recall")
+
+    def _moments(self, seat: Seat) -> list[float]:
+        """When the seat must be looked at again."""
+        if not seat.jobs or seat.worker.killing:
+            return []
+        moments = [m for m in (seat.kill_by or seat.cancel_by,) if m is not None]
+        if seat.jobs[0].timeout is not None:
+            moments.append(seat.began + seat.jobs[0].timeout)
+        if len(seat.jobs) > 1 and not seat.recalled:
+            moments.append(seat.began + _RECALL_AFTER)
+        return moments
+
+    def _arm(self, seat: Seat) -> None:
+        """See to it that the clock looks at the seat in time. The loop's clock is the monotonic one."""
+        moment = min(self._moments(seat), default=None)
+        if moment is None or (self._timer is not None and self._timer.when() <= moment):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(moment, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = None
+        now = time.monotonic()
+        for seat in list(self._seats.values()):
+            if not seat.jobs or seat.worker.killing:
+                continue
+            timeout = seat.jobs[0].timeout
+            if timeout is not None and now >= seat.began + timeout:
+                log.warning("job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component)
+                seat.timed_out = True
+                self.supervisor.end(seat.worker, "job-timeout")
+            elif seat.kill_by is not None and now >= seat.kill_by:
+                self.supervisor.end(seat.worker, "cancelled")
+            elif seat.kill_by is None and seat.cancel_by is not None and now >= seat.cancel_by:
+                self.supervisor.terminate(seat.worker)
+                seat.kill_by = now + self._settings.term_grace
+            if len(seat.jobs) > 1 and not seat.recalled and now >= seat.began + _RECALL_AFTER:
+                self._recall(seat)
+            self._arm(seat)
+
+    # ---- for those who look
+
+    def running(self) -> int:
+        """How many jobs are running on this node now."""
+        return sum(1 for seat in self._seats.values() if seat.jobs)
+
+    def idle(self) -> int:
+        """How many workers could take a job now."""
+        return sum(1 for s in self._seats.values() if not s.jobs and s.worker.status is Status.HEALTHY and s.worker.accepting)

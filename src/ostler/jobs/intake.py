@@ -1,0 +1,46 @@
+"""The node's own way in: requests that arrive together are stored in one durable transaction (group commit)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+from ostler.store.rows import NewJob
+
+
+class Intake:
+    """Stores jobs that came over HTTP. One commit serves all requests that wait for it."""
+
+    def __init__(self, lane: Lane, patience: float, stored: Callable[[], None]) -> None:
+        self._lane, self._patience, self._stored = lane, patience, stored
+        self._waiting: list[tuple[NewJob, asyncio.Future[int]]] = []
+        self._flushing: asyncio.Task[None] | None = None
+
+    async def enqueue(self, job: NewJob) -> int:
+        """The id of the stored job; raises StoreBusy when the store stays locked or full, and then nothing was stored."""
+        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self._waiting.append((job, future))
+        if self._flushing is None:
+            self._flushing = asyncio.get_running_loop().create_task(self._flush(), name="intake")
+        return await future
+
+    async def _flush(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting, []
+                jobs = [job for job, _ in batch]
+                try:
+                    ids = await self._lane.call(lambda store, jobs=jobs: store.jobs.enqueue(jobs, now_ms()), patience=self._patience)  # type: ignore[misc]
+                except Exception as error:  # noqa: BLE001  each of the waiting requests gets it
+                    for _, future in batch:
+                        if not future.done():
+                            future.set_exception(error)
+                    continue
+                self._stored()
+                for (_, future), job_id in zip(batch, ids, strict=True):
+                    if not future.done():
+                        future.set_result(job_id)
+        finally:
+            self._flushing = None
