@@ -1,0 +1,25 @@
+"""Two jobs and a node: ostler up examples/quickstart.py"""
+
+import time
+
+from ostler import Job, Ostler
+
+app = Ostler()
+
+
+@app.job(queue="math")
+def add(job: Job, a: int, b: int) -> int:
+    return a + b
+
+
+@app.job(queue="slow", attempts=3, timeout=60)
+def count(job: Job, to: int = 10, pause: float = 0.2) -> dict:
+    for i in range(to):
+        time.sleep(pause)
+        job.progress(100 * (i + 1) / to, f"step {i + 1}")
+    return {"counted": to}
+
+
+if __name__ == "__main__":
+    print("stored job", add.enqueue(a=1, b=2))
+    print("stored job", count.enqueue(to=20))

@@ -1,0 +1,291 @@
+"""The composition root: one node, built by hand, in order, and taken down in reverse. The only file that knows all parts."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import uvicorn
+
+from ostler.app import Ostler
+from ostler.config import Settings, is_loopback
+from ostler.errors import ConfigError
+from ostler.events import Bus, Event, PoolPaused, WorkerMoved
+from ostler.jobs.dispatcher import Dispatcher
+from ostler.jobs.intake import Intake
+from ostler.lifecycle import family, probe
+from ostler.lifecycle.recycle import RecycleLimits
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
+from ostler.store import Store, database_path, now_ms
+from ostler.store.doorbell import Doorbell
+from ostler.store.lanes import Lane
+from ostler.store.sweep import recover_dead_nodes
+from ostler.web.app import build
+from ostler.web.context import Context
+
+log = logging.getLogger("ostler")
+
+
+class Node:
+    """One running `ostler up`: a supervisor, a dispatcher and a gateway on one host."""
+
+    def __init__(self, settings: Settings, app: Ostler, target: str) -> None:
+        self.settings, self.app, self.target = settings, app, target
+        self.url = ""
+        self.ready = asyncio.Event()
+        self._stop = asyncio.Event()
+        self._signals = 0
+        self._force: Callable[[], None] = lambda: None
+
+    async def run(self) -> None:
+        """Serve until asked to stop. Raises ConfigError before anything was started when it cannot."""
+        settings, loop = self.settings, asyncio.get_running_loop()
+        with contextlib.ExitStack() as held:
+            folder = database_path(settings.store, settings.data_dir).parent
+            held.enter_context(_lock(folder))
+            _prepare(settings)
+            web_socket = held.enter_context(_listen(settings.host, settings.port))
+            self.url = _url(settings.host, web_socket.getsockname()[1])
+            specs = self._specs_checked()
+            with self._open(durable=True) as store:
+                store.jobs.declare(({**t.row, "parameters": json.dumps(t.parameters)} for t in self.app.tasks.values()), now_ms())
+                recover_dead_nodes(store, now_ms(), _is_alive, _end)
+            doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))
+
+            writer = Lane("writer", lambda: self._open(durable=False), loop)
+            reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop)
+            intake_lane = Lane("intake", lambda: self._open(durable=True), loop)
+            bus = Bus()
+            bus.listen(_tell)
+            dispatcher = Dispatcher(settings, writer, reader, bus)
+            supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
+            dispatcher.supervisor = supervisor
+            intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
+            tasks = {name: task.row for name, task in self.app.tasks.items()}
+            context = Context(settings, supervisor, dispatcher, intake, reader, intake_lane, tasks, self.url, [writer, reader, intake_lane])
+            web = _Web(build(context), web_socket)
+
+            self._force = supervisor.force
+            loop.add_reader(doorbell.fileno(), doorbell.answer, lambda: self._rung(dispatcher))
+            await supervisor.start()
+            dispatcher.start()
+            await web.start()
+            supervisor.mark_serving()
+            held.enter_context(_address(folder, self.url))
+            log.info("node %s is up: %s, data in %s, %d workers in %d pools", settings.node, self.url, folder, len(supervisor.slots), len(supervisor.pools))
+            self.ready.set()
+            try:
+                await self._stop.wait()
+                log.info("stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace)
+            finally:
+                await supervisor.stop()
+                await dispatcher.close()
+                await web.stop()
+                await supervisor.close()
+                loop.remove_reader(doorbell.fileno())
+                for lane in (intake_lane, reader, writer):
+                    await lane.close()
+            log.info("node %s has stopped", settings.node)
+
+    def _rung(self, dispatcher: Dispatcher) -> None:
+        """Another process wrote: perhaps a job, perhaps a wish."""
+        dispatcher.ring()
+
+    def stop(self) -> None:
+        """The first time: drain. From the second on: now."""
+        self._signals += 1
+        if self._signals == 1:
+            self._stop.set()
+        else:
+            log.warning("stopping by force")
+            self._force()
+
+    def _open(self, *, durable: bool, read_only: bool = False) -> Store:
+        return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
+
+    def _specs_checked(self) -> Callable[[Dispatcher], list[PoolSpec]]:
+        """The pools that the app needs, checked before anything starts."""
+        queues = sorted({task.queue for task in self.app.tasks.values()})
+        if unknown := self.settings.pools.keys() - set(queues) - self.app.commands.keys():
+            known = ", ".join([*queues, *self.app.commands]) or "none"
+            raise ConfigError(f"pool {sorted(unknown)[0]!r} is configured, but {self.target} declares no such queue or command; known are: {known}")
+        return lambda dispatcher: [
+            *(self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher) for q in queues),
+            *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
+        ]
+
+    def _spec(self, name: str, argv: Any, tenant: Tenant) -> PoolSpec:
+        pool: Any = self.settings.pool(name, self.app.pools.get(name))
+        command = self.app.commands.get(name)
+        # Workers see the node's own settings, so that a job which enqueues another finds the same store.
+        env = {"OSTLER_STORE": self.settings.store, "OSTLER_DATA": str(self.settings.data_dir), "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload)}
+        return PoolSpec(
+            name=name,
+            size=pool.workers,
+            argv=argv,
+            env={**env, **command.env} if command else env,
+            cwd=command.cwd if command else None,
+            probe=probe.parse(command.ready) if command else None,
+            drain_signal=command.drain_signal if command else signal.SIGTERM,
+            startup_deadline=pool.startup_deadline,
+            stale_after=pool.stale_after,
+            stop_grace=pool.stop_grace,
+            term_grace=self.settings.term_grace,
+            recycle=RecycleLimits(pool.recycle_count, pool.recycle_age, pool.recycle_rss_mb, pool.recycle_warm),
+            tenant=tenant,
+        )
+
+
+def serve(settings: Settings, app: Ostler, target: str) -> None:
+    """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
+    _logging(settings.log_level)
+    sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
+
+    async def main() -> None:
+        node = Node(settings, app, target)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, node.stop)
+        await node.run()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(main())
+
+
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop where it is installed."""
+    try:
+        import uvloop  # noqa: PLC0415
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _Web(uvicorn.Server):
+    """The HTTP server on the node's own loop and socket; signals are the node's business."""
+
+    def __init__(self, app: Any, sock: socket.socket) -> None:
+        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=3, server_header=False))
+        self._sock = sock
+        self._serving: asyncio.Task[None] | None = None
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def start(self) -> None:
+        self._serving = asyncio.get_running_loop().create_task(self.serve(sockets=[self._sock]), name="web")
+        while not self.started:
+            if self._serving.done():
+                await self._serving
+                raise ConfigError("the HTTP server ended at its start")
+            await asyncio.sleep(0.005)
+
+    async def stop(self) -> None:
+        self.should_exit = True
+        if self._serving:
+            await self._serving
+
+
+@contextlib.contextmanager
+def _lock(folder: Path) -> Iterator[IO[str]]:
+    """Only one node per data directory: two would each think the other's workers dead."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / "node.lock").open("a+", encoding="ascii")
+    except OSError as error:
+        raise ConfigError(f"the data directory {folder} cannot be used: {error.strerror}; name another with --data") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(f"another node (pid {file.read().strip() or 'unknown'}) already runs on {folder}; stop it, or name another with --data") from None
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield file
+
+
+def _prepare(settings: Settings) -> None:
+    try:
+        (settings.data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        probe_file = settings.data_dir / ".writable"
+        probe_file.touch()
+        probe_file.unlink()
+    except OSError as error:
+        raise ConfigError(f"the data directory {settings.data_dir} cannot be used: {error.strerror}; name another with --data") from error
+
+
+@contextlib.contextmanager
+def _listen(host: str, port: int) -> Iterator[socket.socket]:
+    """The bound socket; taken before anything starts, so that a taken port leaves nothing running."""
+    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(kind, socket.SOCK_STREAM) as sock:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            sock.bind((host.strip("[]"), port))
+            sock.listen(1024)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)") from error
+        yield sock
+
+
+@contextlib.contextmanager
+def _address(folder: Path, url: str) -> Iterator[None]:
+    """`node.json` tells the CLI where the node listens."""
+    path = folder / "node.json"
+    path.write_text(json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}), encoding="ascii")
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _url(host: str, port: int) -> str:
+    shown = host if is_loopback(host) else ("127.0.0.1" if host in ("0.0.0.0", "::") else host)  # noqa: S104
+    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
+
+
+def _is_alive(row: dict[str, Any]) -> bool:
+    same_boot = (row["metadata"] or {}).get("boot_id") == family.boot_id()
+    return same_boot and row["pid"] != os.getpid() and family.is_alive(row["pid"], row["pid_start"])
+
+
+def _end(node: dict[str, Any], workers: list[dict[str, Any]]) -> int:
+    metadata = node["metadata"] or {}
+    if metadata.get("boot_id") != family.boot_id():
+        return 0  # another boot of the machine: nothing of it can be alive
+    roots = [w["pid"] for w in workers if family.is_alive(w["pid"], w["pid_start"])]
+    return family.kill(f"{metadata['token']}/" if metadata.get("token") else "\0", roots)
+
+
+def _tell(event: Event) -> None:
+    """The node's log, in words."""
+    match event:
+        case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay):
+            follows = f"restart in {delay:g} s" if delay is not None else "no restart"
+            log.warning("%s (generation %d) crashed: %s; %s", component, generation, reason, follows)
+        case WorkerMoved(component, _, _, "failed", reason=reason):
+            log.error("%s is failed: %s. Look at its log, then: ostler restart %s", component, reason, component)
+        case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
+            extra = f" (pid {pid})" if status == "healthy" else (f" ({reason})" if reason else "")
+            log.info("%s generation %d: %s -> %s%s", component, generation, before, status, extra)
+        case PoolPaused(pool, paused):
+            log.info("%s %s", pool or "all pools", "paused" if paused else "resumed")
+
+
+def _logging(level: str) -> None:
+    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.getLogger("ostler").setLevel(level.upper())

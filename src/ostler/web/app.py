@@ -1,0 +1,26 @@
+"""The gateway: routes per noun, one shape of errors, one gate. No logic of its own."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware import Middleware
+
+import ostler
+from ostler.web import errors, info, jobs, workers
+from ostler.web.auth import Gate
+from ostler.web.context import Context
+
+
+def build(context: Context) -> FastAPI:
+    """The ASGI app of one node."""
+    app = FastAPI(
+        title="Ostler",
+        version=ostler.__version__,
+        description="A worker runtime for heavy Python work. Times are milliseconds UTC; errors are `{error: {code, message}}`.",
+        middleware=[Middleware(Gate, settings=context.settings)],
+        redoc_url=None,
+    )
+    errors.install(app)
+    for part in (info, workers, jobs):
+        app.include_router(part.router(context))
+    return app

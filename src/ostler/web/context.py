@@ -1,0 +1,29 @@
+"""What the routes may use: the node's parts, handed in once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostler.config import Settings
+from ostler.jobs.dispatcher import Dispatcher
+from ostler.jobs.intake import Intake
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """The node, as the web sees it. `reader` reads; `writer` is the durable lane for what operators ask."""
+
+    settings: Settings
+    supervisor: Supervisor
+    dispatcher: Dispatcher
+    intake: Intake
+    reader: Lane
+    writer: Lane
+    tasks: dict[str, dict[str, Any]]
+    url: str
+    lanes: list[Lane]
+    started_at: int = field(default_factory=now_ms)

@@ -1,0 +1,99 @@
+"""Is it up, is it ready, is it well, and what is it: the questions that machines and people ask first."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+
+import ostler
+from ostler.lifecycle.state import Status
+from ostler.store import now_ms
+from ostler.web.context import Context
+from ostler.web.workers import pool_views
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(tags=["node"])
+    supervisor, settings = context.supervisor, context.settings
+
+    @routes.get("/healthz", summary="The process answers")
+    async def healthz() -> JSONResponse:
+        return JSONResponse({"status": "ok"})
+
+    @routes.get("/readyz", summary="It can take and run work")
+    async def readyz() -> JSONResponse:
+        reasons = unready(context)
+        return JSONResponse({"ready": not reasons, "reasons": reasons}, 200 if not reasons else 503)
+
+    @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
+    async def health() -> JSONResponse:
+        rows = await context.reader.call(lambda store: store.health.get_nodes())
+        status, errors = condition(context)
+        nodes = [{k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows]
+        workers: dict[str, int] = {}
+        for slot in supervisor.slots.values():
+            workers[slot.status] = workers.get(slot.status, 0) + 1
+        return JSONResponse({"status": status, "errors": errors, "nodes": nodes, "workers": workers})
+
+    @routes.get("/api/v1/info", summary="The node, its pools and queues")
+    async def info() -> JSONResponse:
+        depths = await context.reader.call(lambda store: store.jobs.depths())
+        queues = {q: depths.get(q, {}) for q in {*depths, *(t["queue"] for t in context.tasks.values())}}
+        return JSONResponse(
+            {
+                "name": "ostler",
+                "version": ostler.__version__,
+                "node": settings.node,
+                "pid": os.getpid(),
+                "url": context.url,
+                "started_at": context.started_at,
+                "uptime": round((now_ms() - context.started_at) / 1000, 1),
+                "store": settings.store or "sqlite",
+                "data": str(settings.data_dir),
+                "worker_enabled": supervisor.enabled,
+                "stopping": supervisor.stopping,
+                "running": context.dispatcher.running(),
+                "pools": pool_views(context),
+                "queues": {q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")} for q, n in sorted(queues.items())},
+                "tasks": sorted(context.tasks.values(), key=lambda t: t["name"]),
+            }
+        )
+
+    return routes
+
+
+def unready(context: Context) -> list[str]:
+    """Why the node should get no traffic; empty when it should."""
+    reasons = ["the node is stopping"] if context.supervisor.stopping else []
+    reasons += [f"the store has not answered lane {lane.name}" for lane in context.lanes if lane.trouble_since is not None]
+    for pool in context.supervisor.pools.values():
+        if pool.slots and not any(slot.status is Status.HEALTHY for slot in pool.slots):
+            reasons.append(f"no worker of pool {pool.spec.name} is healthy")
+    return reasons
+
+
+def condition(context: Context) -> tuple[str, list[str]]:
+    """(healthy | degraded | error, what is wrong, in words). Error: some pool cannot work at all, or the store does not answer."""
+    errors: list[str] = []
+    worst = "healthy"
+    for pool in context.supervisor.pools.values():
+        bad = [slot for slot in pool.slots if slot.status in (Status.CRASHED, Status.FAILED)]
+        errors += [f"{slot.component} is {slot.status}" for slot in bad]
+        if bad:
+            all_failed = all(slot.status is Status.FAILED for slot in pool.slots)
+            worst = "error" if all_failed or worst == "error" else "degraded"
+    for lane in context.lanes:
+        if lane.trouble_since is not None:
+            errors.append(f"the store has not answered for {time.monotonic() - lane.trouble_since:.0f} s")
+            worst = "error"
+            break
+    return worst, errors
+
+
+def summary(context: Context) -> dict[str, Any]:
+    status, errors = condition(context)
+    return {"status": status, "errors": errors}

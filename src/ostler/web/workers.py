@@ -1,0 +1,157 @@
+"""Workers and pools over HTTP: look, pause, resume, drain, restart, reset, kill."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict
+
+from ostler.errors import NotFound
+from ostler.web.context import Context
+
+FIELDS = (
+    "component",
+    "node",
+    "pool",
+    "status",
+    "pid",
+    "generation",
+    "current_job",
+    "last_heartbeat",
+    "restart_count",
+    "last_restart",
+    "exit_code",
+    "exit_reason",
+    "rss_mb",
+    "started_at",
+    "created_at",
+    "metadata",
+)
+
+
+class WorkerView(BaseModel):
+    """One worker slot. Times are milliseconds UTC."""
+
+    model_config = ConfigDict(extra="allow")
+    component: str
+    node: str
+    pool: str
+    status: str
+    pid: int | None
+    generation: int
+    current_job: int | None
+    last_heartbeat: int
+    restart_count: int
+    exit_code: int | None
+    exit_reason: str | None
+    rss_mb: float | None
+    started_at: int | None
+    metadata: dict[str, Any] | None
+
+
+class WorkerList(BaseModel):
+    workers: list[WorkerView]
+
+
+class Accepted(BaseModel):
+    """The wish was taken. What comes of it shows in the worker's status."""
+
+    ok: bool
+    component: str | None = None
+    pool: str | None = None
+    action: str
+    status: str | None = None
+
+
+def view(row: dict[str, Any]) -> dict[str, Any]:
+    return {key: row[key] for key in FIELDS}
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["workers"])
+    supervisor = context.supervisor
+
+    @routes.get("/workers", response_model=WorkerList, summary="All workers")
+    async def listing() -> JSONResponse:
+        rows = await context.reader.call(lambda store: store.health.get_all_workers())
+        return JSONResponse({"workers": [view(row) for row in rows]})
+
+    @routes.post("/workers/pause", response_model=Accepted, summary="Pause all workers")
+    async def pause_all() -> JSONResponse:
+        """They stay alive, finish the job they have, and take nothing new."""
+        await supervisor.pause(None, paused=True)
+        return _accepted("pause")
+
+    @routes.post("/workers/resume", response_model=Accepted, summary="Resume all workers")
+    async def resume_all() -> JSONResponse:
+        """Starts what is stopped, never what is failed. Twice is the same as once."""
+        await supervisor.pause(None, paused=False)
+        context.dispatcher.ring()
+        return _accepted("resume")
+
+    @routes.get("/workers/{component}", response_model=WorkerView, summary="A worker with its history of exits")
+    async def one(component: str) -> JSONResponse:
+        rows = [w for w in await context.reader.call(lambda store: store.health.get_all_workers()) if w["component"] == component]
+        if not rows:
+            raise NotFound(f"there is no worker {component!r}; known are: {', '.join(supervisor.slots) or 'none'}")
+        node = rows[0]["node"]
+        exits = await context.reader.call(lambda store: store.health.exits(node, component))
+        return JSONResponse({**view(rows[0]), "exits": exits})
+
+    @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
+    async def drain(component: str) -> JSONResponse:
+        supervisor.drain(component)
+        return _accepted("drain", component=component, status=supervisor.slot(component).status)
+
+    @routes.post("/workers/{component}/restart", response_model=Accepted, summary="Reset and start")
+    async def restart(component: str) -> JSONResponse:
+        supervisor.restart(component)
+        return _accepted("restart", component=component, status=supervisor.slot(component).status)
+
+    @routes.post("/workers/{component}/reset", response_model=Accepted, summary="Forget crashes; failed becomes stopped")
+    async def reset(component: str) -> JSONResponse:
+        supervisor.reset(component)
+        return _accepted("reset", component=component, status=supervisor.slot(component).status)
+
+    @routes.post("/workers/{component}/kill", response_model=Accepted, summary="SIGKILL, now")
+    async def kill(component: str) -> JSONResponse:
+        supervisor.kill(component)
+        return _accepted("kill", component=component, status=supervisor.slot(component).status)
+
+    @routes.get("/pools", summary="All pools")
+    async def pools() -> JSONResponse:
+        return JSONResponse({"pools": pool_views(context)})
+
+    @routes.post("/pools/{pool}/pause", response_model=Accepted, summary="Pause the workers of one pool")
+    async def pause(pool: str) -> JSONResponse:
+        supervisor.pool(pool)
+        await supervisor.pause(pool, paused=True)
+        return _accepted("pause", pool=pool)
+
+    @routes.post("/pools/{pool}/resume", response_model=Accepted, summary="Resume the workers of one pool")
+    async def resume(pool: str) -> JSONResponse:
+        supervisor.pool(pool)
+        await supervisor.pause(pool, paused=False)
+        context.dispatcher.ring()
+        return _accepted("resume", pool=pool)
+
+    return routes
+
+
+def pool_views(context: Context) -> list[dict[str, Any]]:
+    """The pools of this node as they are now."""
+    views = []
+    for pool in context.supervisor.pools.values():
+        counts: dict[str, int] = {}
+        for slot in pool.slots:
+            counts[slot.status] = counts.get(slot.status, 0) + 1
+        kind = "jobs" if pool.spec.tenant is context.dispatcher else "command"
+        paused = pool.paused or not context.supervisor.enabled
+        views.append({"pool": pool.spec.name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
+    return views
+
+
+def _accepted(action: str, **more: Any) -> JSONResponse:
+    return JSONResponse({"ok": True, "action": action, **more})
