@@ -126,7 +126,9 @@ class Ostler:
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
-        return _Declare(self, {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority})
+        return _Declare(
+            self, {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
+        )
 
     def _declare(self, function: Callable[..., Any], *, queue: str, name: str | None, **options: Any) -> Task[..., Any]:
         called = name or function.__name__
@@ -189,7 +191,9 @@ class Ostler:
         try:
             number = signals.Signals[drain_signal].value
         except KeyError:
-            raise ConfigError(f"command {name!r}: {drain_signal!r} is not a signal; write a name such as SIGTERM") from None
+            raise ConfigError(
+                f"command {name!r}: {drain_signal!r} is not a signal; write a name such as SIGTERM"
+            ) from None
         self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
         self.pool(name, workers=workers, **limits)
 
@@ -219,7 +223,11 @@ def load(target: str) -> Ostler:
         return found
     apps = {name: value for name, value in vars(module).items() if isinstance(value, Ostler)}
     if len({id(a) for a in apps.values()}) != 1:
-        what = f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}" if apps else "no app: write app = Ostler() in it"
+        what = (
+            f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}"
+            if apps
+            else "no app: write app = Ostler() in it"
+        )
         raise ConfigError(f"{target} has {what}")
     return next(iter(apps.values()))
 
@@ -247,9 +255,13 @@ def _import_module(name: str) -> Any:
     sys.path.insert(0, "")
     try:
         if importlib.util.find_spec(name) is None:
-            raise ConfigError(f"there is no module {name!r}; name a file (path/to/file.py) or a module (package.module:app)")
+            raise ConfigError(
+                f"there is no module {name!r}; name a file (path/to/file.py) or a module (package.module:app)"
+            )
     except (ModuleNotFoundError, ValueError) as error:
-        raise ConfigError(f"there is no module {name!r} ({error}); name a file (path/to/file.py) or a module (package.module:app)") from error
+        raise ConfigError(
+            f"there is no module {name!r} ({error}); name a file (path/to/file.py) or a module (package.module:app)"
+        ) from error
     return _executed(lambda: importlib.import_module(name), name)
 
 

@@ -100,7 +100,13 @@ NODE_KEYS = {f.name: f for f in fields(Settings) if f.name != "pools"}
 POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
 
 
-def load(flags: Mapping[str, Any] | None = None, *, code: Mapping[str, Any] | None = None, file: Path | None = None, environ: Mapping[str, str] | None = None) -> Settings:
+def load(
+    flags: Mapping[str, Any] | None = None,
+    *,
+    code: Mapping[str, Any] | None = None,
+    file: Path | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Settings:
     """Merge all sources and check the result; raises ConfigError with one sentence that names the source."""
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {k: v for k, v in (code or {}).items() if v is not None}
@@ -207,7 +213,15 @@ def check(settings: Settings) -> None:
         value = getattr(settings, key)
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):  # noqa: PLR0124  NaN
             raise ConfigError(f"{key} must not be negative, found {value}")
-    for key in ("heartbeat_interval", "startup_deadline", "restart_window", "backoff_max", "poll_interval", "store_patience", "max_payload"):
+    for key in (
+        "heartbeat_interval",
+        "startup_deadline",
+        "restart_window",
+        "backoff_max",
+        "poll_interval",
+        "store_patience",
+        "max_payload",
+    ):
         if not getattr(settings, key) > 0:
             raise ConfigError(f"{key} must be more than 0, found {getattr(settings, key)}")
     for key in ("restart_limit", "restart_lifetime"):
@@ -219,10 +233,14 @@ def check(settings: Settings) -> None:
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"log_level must be debug, info, warning or error, found {settings.log_level!r}")
     if not is_loopback(settings.host) and not settings.token:
-        raise ConfigError(f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1")
+        raise ConfigError(
+            f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1"
+        )
     for name, pool in settings.pools.items():
         if not _POOL_NAME.fullmatch(name):
-            raise ConfigError(f"pool name {name!r} is not usable: letters, digits, '_', '.' and '-', at most 63, please")
+            raise ConfigError(
+                f"pool name {name!r} is not usable: letters, digits, '_', '.' and '-', at most 63, please"
+            )
         for key in POOL_KEYS:
             value = getattr(pool, key)
             if value is not None and value < 0:
@@ -233,7 +251,9 @@ def check(settings: Settings) -> None:
 
 def _check_stale(key: str, stale: float, beat: float) -> None:
     if stale < 3 * beat:
-        raise ConfigError(f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late beat would kill a healthy worker")
+        raise ConfigError(
+            f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late beat would kill a healthy worker"
+        )
 
 
 def is_loopback(host: str) -> bool:
@@ -249,5 +269,7 @@ def is_loopback(host: str) -> bool:
 def pool_name(name: str) -> str:
     """The name, when it can be part of a component id and a file name; raises ConfigError."""
     if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
-        raise ConfigError(f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please")
+        raise ConfigError(
+            f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please"
+        )
     return name

@@ -1,15 +1,15 @@
 """What can go wrong, as a tree. Every message says what, which id, what was found and what to do.
 
-    OstlerError
-    ├── ConfigError          a setting, file or address is wrong: the node refuses to start (exit code 2)
-    ├── InputError           what a caller sent cannot be taken; nothing was stored (HTTP 4xx, exit code 2)
-    │   ├── UnknownTask      422  no such task is declared
-    │   ├── BadArguments     422  arguments do not fit the task's signature, or are not JSON
-    │   ├── PayloadTooLarge  413  arguments over `max_payload`
-    │   ├── NotFound         404  no such job, worker or pool
-    │   └── Conflict         409  it exists, but its state does not allow this
-    ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
-    └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
+OstlerError
+├── ConfigError          a setting, file or address is wrong: the node refuses to start (exit code 2)
+├── InputError           what a caller sent cannot be taken; nothing was stored (HTTP 4xx, exit code 2)
+│   ├── UnknownTask      422  no such task is declared
+│   ├── BadArguments     422  arguments do not fit the task's signature, or are not JSON
+│   ├── PayloadTooLarge  413  arguments over `max_payload`
+│   ├── NotFound         404  no such job, worker or pool
+│   └── Conflict         409  it exists, but its state does not allow this
+├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
+└── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from ostler.events import Bus, Event, PoolPaused, WorkerMoved
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
 from ostler.lifecycle import family, probe
+from ostler.lifecycle.control import Control
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
@@ -59,7 +60,9 @@ class Node:
             self.url = _url(settings.host, web_socket.getsockname()[1])
             specs = self._specs_checked()
             with self._open(durable=True) as store:
-                store.jobs.declare(({**t.row, "parameters": json.dumps(t.parameters)} for t in self.app.tasks.values()), now_ms())
+                store.jobs.declare(
+                    ({**t.row, "parameters": json.dumps(t.parameters)} for t in self.app.tasks.values()), now_ms()
+                )
                 recover_dead_nodes(store, now_ms(), _is_alive, _end)
             doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))
 
@@ -73,7 +76,18 @@ class Node:
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
-            context = Context(settings, supervisor, dispatcher, intake, reader, intake_lane, tasks, self.url, [writer, reader, intake_lane])
+            context = Context(
+                settings,
+                supervisor,
+                Control(supervisor),
+                dispatcher,
+                intake,
+                reader,
+                intake_lane,
+                tasks,
+                self.url,
+                [writer, reader, intake_lane],
+            )
             web = _Web(build(context), web_socket)
 
             self._force = supervisor.force
@@ -83,11 +97,20 @@ class Node:
             await web.start()
             supervisor.mark_serving()
             held.enter_context(_address(folder, self.url))
-            log.info("node %s is up: %s, data in %s, %d workers in %d pools", settings.node, self.url, folder, len(supervisor.slots), len(supervisor.pools))
+            log.info(
+                "node %s is up: %s, data in %s, %d workers in %d pools",
+                settings.node,
+                self.url,
+                folder,
+                len(supervisor.slots),
+                len(supervisor.pools),
+            )
             self.ready.set()
             try:
                 await self._stop.wait()
-                log.info("stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace)
+                log.info(
+                    "stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace
+                )
             finally:
                 await supervisor.stop()
                 await dispatcher.close()
@@ -119,9 +142,14 @@ class Node:
         queues = sorted({task.queue for task in self.app.tasks.values()})
         if unknown := self.settings.pools.keys() - set(queues) - self.app.commands.keys():
             known = ", ".join([*queues, *self.app.commands]) or "none"
-            raise ConfigError(f"pool {sorted(unknown)[0]!r} is configured, but {self.target} declares no such queue or command; known are: {known}")
+            raise ConfigError(
+                f"pool {min(unknown)!r} is configured, but {self.target} declares no such queue or command; known are: {known}"
+            )
         return lambda dispatcher: [
-            *(self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher) for q in queues),
+            *(
+                self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher)
+                for q in queues
+            ),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
         ]
 
@@ -129,7 +157,11 @@ class Node:
         pool: Any = self.settings.pool(name, self.app.pools.get(name))
         command = self.app.commands.get(name)
         # Workers see the node's own settings, so that a job which enqueues another finds the same store.
-        env = {"OSTLER_STORE": self.settings.store, "OSTLER_DATA": str(self.settings.data_dir), "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload)}
+        env = {
+            "OSTLER_STORE": self.settings.store,
+            "OSTLER_DATA": str(self.settings.data_dir),
+            "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload),
+        }
         return PoolSpec(
             name=name,
             size=pool.workers,
@@ -176,7 +208,16 @@ class _Web(uvicorn.Server):
     """The HTTP server on the node's own loop and socket; signals are the node's business."""
 
     def __init__(self, app: Any, sock: socket.socket) -> None:
-        super().__init__(uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=3, server_header=False))
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=3,
+                server_header=False,
+            )
+        )
         self._sock = sock
         self._serving: asyncio.Task[None] | None = None
 
@@ -205,13 +246,17 @@ def _lock(folder: Path) -> Iterator[IO[str]]:
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / "node.lock").open("a+", encoding="ascii")
     except OSError as error:
-        raise ConfigError(f"the data directory {folder} cannot be used: {error.strerror}; name another with --data") from error
+        raise ConfigError(
+            f"the data directory {folder} cannot be used: {error.strerror}; name another with --data"
+        ) from error
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             file.seek(0)
-            raise ConfigError(f"another node (pid {file.read().strip() or 'unknown'}) already runs on {folder}; stop it, or name another with --data") from None
+            raise ConfigError(
+                f"another node (pid {file.read().strip() or 'unknown'}) already runs on {folder}; stop it, or name another with --data"
+            ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
@@ -225,7 +270,9 @@ def _prepare(settings: Settings) -> None:
         probe_file.touch()
         probe_file.unlink()
     except OSError as error:
-        raise ConfigError(f"the data directory {settings.data_dir} cannot be used: {error.strerror}; name another with --data") from error
+        raise ConfigError(
+            f"the data directory {settings.data_dir} cannot be used: {error.strerror}; name another with --data"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -238,7 +285,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
             sock.bind((host.strip("[]"), port))
             sock.listen(1024)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)") from error
+            raise ConfigError(
+                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)"
+            ) from error
         yield sock
 
 
@@ -246,7 +295,9 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 def _address(folder: Path, url: str) -> Iterator[None]:
     """`node.json` tells the CLI where the node listens."""
     path = folder / "node.json"
-    path.write_text(json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}), encoding="ascii")
+    path.write_text(
+        json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}), encoding="ascii"
+    )
     try:
         yield
     finally:
@@ -287,5 +338,7 @@ def _tell(event: Event) -> None:
 
 
 def _logging(level: str) -> None:
-    logging.basicConfig(level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr)
+    logging.basicConfig(
+        level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
+    )
     logging.getLogger("ostler").setLevel(level.upper())

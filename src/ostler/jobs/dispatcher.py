@@ -96,7 +96,10 @@ class Dispatcher:
     # ---- start and stop
 
     def start(self) -> None:
-        self._tasks = [self._loop.create_task(self._run(), name="dispatcher"), self._loop.create_task(self._poll(), name="poll")]
+        self._tasks = [
+            self._loop.create_task(self._run(), name="dispatcher"),
+            self._loop.create_task(self._poll(), name="poll"),
+        ]
 
     async def close(self) -> None:
         """Write everything that is still in memory. Call when all workers are gone."""
@@ -179,7 +182,9 @@ class Dispatcher:
         for claim in taken.claims:
             seat = self._by_component.get(claim.worker)
             if seat is None or not seat.worker.accepting or not self.supervisor.enabled:
-                self._requeues.append(outcome.returned(Ran(claim, at, at), "its worker left before it could be handed over"))
+                self._requeues.append(
+                    outcome.returned(Ran(claim, at, at), "its worker left before it could be handed over")
+                )
                 self._bell.set()
             else:
                 batches.setdefault(seat, []).append(claim)
@@ -205,15 +210,22 @@ class Dispatcher:
         """Read what other processes may have changed: pauses, cancels, jobs that are ready."""
         queues = sorted({s.worker.pool.spec.name for s in self._seats.values() if not s.jobs and s.worker.accepting})
 
-        def read(store: Store) -> tuple[bool, set[str], list[int], bool]:
-            return (*store.meta.pauses(), store.jobs.wanted_cancels(self._node), bool(queues) and store.jobs.ready(queues, now_ms()))
+        def read(store: Store) -> tuple[bool, frozenset[str], list[int], bool]:
+            return (
+                *store.meta.pauses(),
+                store.jobs.wanted_cancels(self._node),
+                bool(queues) and store.jobs.ready(queues, now_ms()),
+            )
 
         try:
             enabled, paused, cancels, ready = await self._reader.call(read, patience=0.0)
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return
-        if (enabled, paused) != (self.supervisor.enabled, {p.spec.name for p in self.supervisor.pools.values() if p.paused}):
+        if (enabled, paused) != (
+            self.supervisor.enabled,
+            frozenset(p.spec.name for p in self.supervisor.pools.values() if p.paused),
+        ):
             self.supervisor.apply_pauses(enabled, paused & set(self.supervisor.pools))
             ready = True
         for job in cancels:
@@ -250,7 +262,9 @@ class Dispatcher:
                 if ran := self._took_off(seat, job, fence):
                     self._end(seat, ran, self._failure(ran, kind, what, after))
             case ["note", job, fence, event, progress, stage, data]:
-                self._notes.append(Note(job, fence, event, now_ms(), progress, stage, None if data is None else json.dumps(data)))
+                self._notes.append(
+                    Note(job, fence, event, now_ms(), progress, stage, None if data is None else json.dumps(data))
+                )
                 self._bell.set()
             case ["back", jobs]:
                 self._came_back(seat, set(jobs))
@@ -270,7 +284,9 @@ class Dispatcher:
         running, *waiting = seat.jobs
         ran = Ran(running, seat.began_ms, at)
         self._end(seat, ran, self._death(seat, ran, end))
-        self._requeues += [outcome.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting]
+        self._requeues += [
+            outcome.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting
+        ]
         return running.id
 
     # ---- ends
@@ -301,7 +317,9 @@ class Dispatcher:
             self._requeues.append(result)
         self._bell.set()
         claim = ran.claim
-        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, (ran.ended - ran.began) / 1000))
+        self._bus.send(
+            JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, (ran.ended - ran.began) / 1000)
+        )
 
     def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
         match kind:
@@ -375,11 +393,13 @@ class Dispatcher:
                 continue
             timeout = seat.jobs[0].timeout
             if timeout is not None and now >= seat.began + timeout:
-                log.warning("job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component)
+                log.warning(
+                    "job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component
+                )
                 seat.timed_out = True
-                self.supervisor.end(seat.worker, "job-timeout")
+                self.supervisor.kill(seat.worker, "job-timeout")
             elif seat.kill_by is not None and now >= seat.kill_by:
-                self.supervisor.end(seat.worker, "cancelled")
+                self.supervisor.kill(seat.worker, "cancelled")
             elif seat.kill_by is None and seat.cancel_by is not None and now >= seat.cancel_by:
                 self.supervisor.terminate(seat.worker)
                 seat.kill_by = now + self._settings.term_grace
@@ -395,4 +415,6 @@ class Dispatcher:
 
     def idle(self) -> int:
         """How many workers could take a job now."""
-        return sum(1 for s in self._seats.values() if not s.jobs and s.worker.status is Status.HEALTHY and s.worker.accepting)
+        return sum(
+            1 for s in self._seats.values() if not s.jobs and s.worker.status is Status.HEALTHY and s.worker.accepting
+        )

@@ -35,14 +35,24 @@ class Job:
         """Report how far it is (0 to 100). Cheap to call often: only real news is stored. Never goes back."""
         shown = self._throttle.admit(percent, stage, time.monotonic())
         if shown is not None:
-            self._say("note", self.id, self.fence, "progress", shown, stage, {"pct": shown, **({"stage": stage} if stage else {})})
+            self._say(
+                "note",
+                self.id,
+                self.fence,
+                "progress",
+                shown,
+                stage,
+                {"pct": shown, **({"stage": stage} if stage else {})},
+            )
 
     def event(self, name: str, data: Any = None) -> None:
         """Write a named event with JSON data into the job's timeline."""
         try:
             json.dumps(data, allow_nan=False)
         except (TypeError, ValueError) as error:
-            raise BadArguments(f"event {name!r} of job {self.id}: its data cannot be written as JSON: {error}") from error
+            raise BadArguments(
+                f"event {name!r} of job {self.id}: its data cannot be written as JSON: {error}"
+            ) from error
         self._say("note", self.id, self.fence, str(name), None, None, data)
 
     def check(self) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
+from ostler.store.store import Store
 
 
 class Intake:
@@ -32,7 +34,7 @@ class Intake:
                 batch, self._waiting = self._waiting, []
                 jobs = [job for job, _ in batch]
                 try:
-                    ids = await self._lane.call(lambda store, jobs=jobs: store.jobs.enqueue(jobs, now_ms()), patience=self._patience)  # type: ignore[misc]
+                    ids = await self._lane.call(partial(_store, jobs=jobs), patience=self._patience)
                 except Exception as error:  # noqa: BLE001  each of the waiting requests gets it
                     for _, future in batch:
                         if not future.done():
@@ -44,3 +46,7 @@ class Intake:
                         future.set_result(job_id)
         finally:
             self._flushing = None
+
+
+def _store(store: Store, jobs: list[NewJob]) -> list[int]:
+    return store.jobs.enqueue(jobs, now_ms())

@@ -91,21 +91,30 @@ def cancelled(ran: Ran) -> Finish:
     return ran.finish("cancelled", "cancelled", error=error("CANCELLED", "cancelled while it ran"))
 
 
-def transient(ran: Ran, what: dict[str, Any], policy: Policy, after: float | None = None, *, final: str = "RETRIES_EXHAUSTED") -> Finish | Requeue:
+def transient(
+    ran: Ran, what: dict[str, Any], policy: Policy, after: float | None = None, *, final: str = "RETRIES_EXHAUSTED"
+) -> Finish | Requeue:
     """It raised: another run while attempts are left, else failed with code `final` and the last error's message."""
     claim = ran.claim
     used = claim.attempt - claim.excused
     if used >= claim.attempts:
-        message = f"failed in the last of {claim.attempts} runs: {what['message']}" if claim.attempts > 1 else what["message"]
+        message = (
+            f"failed in the last of {claim.attempts} runs: {what['message']}" if claim.attempts > 1 else what["message"]
+        )
         last = {**what, "code": final, "message": message, "cause": what["code"]}
         return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last))
     wait = backoff(used, policy) if after is None else max(0.0, after)
-    return ran.requeue("requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait))
+    return ran.requeue(
+        "requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait)
+    )
 
 
 def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
     """It ran longer than its timeout and was killed: transient, but the last code says TIMEOUT."""
-    what = {"code": "TIMEOUT", "message": f"ran longer than its timeout of {ran.claim.timeout:g} s and was killed with its processes"}
+    what = {
+        "code": "TIMEOUT",
+        "message": f"ran longer than its timeout of {ran.claim.timeout:g} s and was killed with its processes",
+    }
     return transient(ran, what, policy, final="TIMEOUT")
 
 

@@ -24,9 +24,13 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     if declared is None:
         raise UnknownTask(f"there is no task {task!r}; declared are: {', '.join(sorted(tasks)) or 'none'}")
     if not isinstance(args, Mapping):
-        raise BadArguments(f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}")
+        raise BadArguments(
+            f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
+        )
     signature.check(task, declared["parameters"], args)
-    chosen = {key: declared[key] if options.get(key) is None else options[key] for key in ("attempts", "timeout", "priority")}
+    chosen = {
+        key: declared[key] if options.get(key) is None else options[key] for key in ("attempts", "timeout", "priority")
+    }
     check_options(f"task {task!r}", **chosen)
     return NewJob(task, declared["queue"], signature.encode(task, args, limit), run_at=options.get("run_at"), **chosen)
 
@@ -35,7 +39,9 @@ def check_options(whose: str, *, attempts: Any, timeout: Any, priority: Any) -> 
     """Raise BadArguments unless the numbers can be used."""
     if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= 1000:
         raise BadArguments(f"{whose}: attempts must be a whole number from 1 to 1000, found {attempts!r}")
-    if timeout is not None and (not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e9):
+    if timeout is not None and (
+        not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e9
+    ):
         raise BadArguments(f"{whose}: timeout must be more than 0 seconds, found {timeout!r}")
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
         raise BadArguments(f"{whose}: priority must be a whole number from -1000000 to 1000000, found {priority!r}")

@@ -21,7 +21,11 @@ class Throttle:
             percent = max(percent, self._shown)
             changed = percent != self._shown or (stage is not None and stage != self._stage)
             reached = percent >= 100.0 > self._shown
-            if not (percent >= self._shown + _STEP or reached or (changed and self._shown < 100.0 and now >= self._at + _QUIET)):
+            if not (
+                percent >= self._shown + _STEP
+                or reached
+                or (changed and self._shown < 100.0 and now >= self._at + _QUIET)
+            ):
                 return None
         self._shown, self._stage, self._at = percent, stage or self._stage, now
         return percent

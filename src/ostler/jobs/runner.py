@@ -102,7 +102,9 @@ class Runner:
         """The frame that tells how it went."""
         try:
             if task is None:
-                raise Fail("UNKNOWN_TASK", f"this app declares no task {job.task!r}; declare it again, then retry the job")
+                raise Fail(
+                    "UNKNOWN_TASK", f"this app declares no task {job.task!r}; declare it again, then retry the job"
+                )
             values = json.loads(args)
             signature.check(job.task, task.parameters, values)
             result = self._call(task, job, values)
@@ -143,12 +145,19 @@ class Runner:
         try:
             text = json.dumps(result, separators=(",", ":"), allow_nan=False)
         except (TypeError, ValueError, RecursionError) as error:
-            raise Fail("BAD_RESULT", f"the result ({type(result).__name__}) cannot be written as JSON: {error}") from error
+            raise Fail(
+                "BAD_RESULT", f"the result ({type(result).__name__}) cannot be written as JSON: {error}"
+            ) from error
         if len(text) > self._max_result:
-            raise Fail("RESULT_TOO_LARGE", f"the result is {len(text)} bytes as JSON, more than max_payload ({self._max_result})")
+            raise Fail(
+                "RESULT_TOO_LARGE",
+                f"the result is {len(text)} bytes as JSON, more than max_payload ({self._max_result})",
+            )
         return text
 
-    def _failed(self, job: Job, kind: str, code: str, error: BaseException, after: float | None = None) -> tuple[Any, ...]:
+    def _failed(
+        self, job: Job, kind: str, code: str, error: BaseException, after: float | None = None
+    ) -> tuple[Any, ...]:
         expected = isinstance(error, Fail | Retry | Cancelled | BadArguments)
         message = str(error) if expected else f"{type(error).__name__}: {error}"
         what = {"code": code, "message": message[:2000]}

@@ -32,7 +32,9 @@ def describe(function: Callable[..., Any]) -> Parameters:
     found: Parameters = []
     for parameter in parameters[1:]:
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
-            raise ConfigError(f"job {name}: parameter {parameter.name!r} cannot be given by name; jobs take keyword arguments")
+            raise ConfigError(
+                f"job {name}: parameter {parameter.name!r} cannot be given by name; jobs take keyword arguments"
+            )
         if parameter.kind is inspect.Parameter.VAR_KEYWORD:
             found.append({"name": "**"})
         else:
@@ -41,7 +43,16 @@ def describe(function: Callable[..., Any]) -> Parameters:
     return found
 
 
-_PLAIN: dict[Any, Any] = {int: "int", float: "float", str: "str", bool: "bool", type(None): "null", None: "null", list: "list", dict: "dict"}
+_PLAIN: dict[Any, Any] = {
+    int: "int",
+    float: "float",
+    str: "str",
+    bool: "bool",
+    type(None): "null",
+    None: "null",
+    list: "list",
+    dict: "dict",
+}
 
 
 def _type(hint: Any) -> Any:
@@ -109,7 +120,9 @@ def words(kind: Any) -> str:
 def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
     """Raise BadArguments, with every complaint in one sentence, unless the arguments fit."""
     known = {p["name"]: p for p in parameters}
-    complaints = [f"{name!r} is missing" for name, p in known.items() if name != "**" and p["required"] and name not in args]
+    complaints = [
+        f"{name!r} is missing" for name, p in known.items() if name != "**" and p["required"] and name not in args
+    ]
     for name, value in args.items():
         if name not in known:
             if "**" not in known:
@@ -117,7 +130,9 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
         elif name != "**" and not fits(known[name]["type"], value):
             complaints.append(f"{name!r} must be {words(known[name]['type'])}, found {_short(value)}")
     if complaints:
-        takes = ", ".join("**" if n == "**" else f"{n}: {words(p['type'])}{'' if p['required'] else ' = …'}" for n, p in known.items())
+        takes = ", ".join(
+            "**" if n == "**" else f"{n}: {words(p['type'])}{'' if p['required'] else ' = …'}" for n, p in known.items()
+        )
         raise BadArguments(f"the arguments do not fit task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
 
 
@@ -128,7 +143,9 @@ def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArguments(f"the arguments of task {task!r} cannot be written as JSON: {error}") from error
     if len(text) > limit:
-        raise PayloadTooLarge(f"the arguments of task {task!r} are {len(text)} bytes as JSON, more than max_payload ({limit}); pass a path or key instead")
+        raise PayloadTooLarge(
+            f"the arguments of task {task!r} are {len(text)} bytes as JSON, more than max_payload ({limit}); pass a path or key instead"
+        )
     return text
 
 

@@ -1,9 +1,9 @@
 """How a program that knows nothing of Ostler shows that it is ready, and that it still is.
 
-    None                              alive is ready
-    "tcp://127.0.0.1:{port}"          something accepts a connection
-    "http://127.0.0.1:{port}/health"  answers with 2xx or 3xx
-    "line:Listening on"               its output has a line that matches; from then on, alive is healthy
+None                              alive is ready
+"tcp://127.0.0.1:{port}"          something accepts a connection
+"http://127.0.0.1:{port}/health"  answers with 2xx or 3xx
+"line:Listening on"               its output has a line that matches; from then on, alive is healthy
 """
 
 from __future__ import annotations
@@ -70,7 +70,9 @@ async def ask(probe: Probe) -> str | None:
                 if probe.kind == "tcp":
                     return None
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-                writer.write(f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nUser-Agent: ostler\r\n\r\n".encode())
+                writer.write(
+                    f"GET {path} HTTP/1.1\r\nHost: {host}:{port}\r\nConnection: close\r\nUser-Agent: ostler\r\n\r\n".encode()
+                )
                 status = (await reader.readline()).split()
             finally:
                 writer.close()

@@ -36,5 +36,7 @@ ALIVE = frozenset({_S.STARTING, _S.HEALTHY, _S.DRAINING, _S.STOPPING})
 def move(component: str, before: Status, after: Status) -> Status:
     """The new status, when the edge exists; raises IllegalTransition otherwise."""
     if after not in LEGAL[before]:
-        raise IllegalTransition(f"{component} cannot go from {before} to {after}; legal are {', '.join(sorted(LEGAL[before]))}")
+        raise IllegalTransition(
+            f"{component} cannot go from {before} to {after}; legal are {', '.join(sorted(LEGAL[before]))}"
+        )
     return after

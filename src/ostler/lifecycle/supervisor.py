@@ -13,39 +13,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import re
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from ostler.config import Settings
-from ostler.errors import Conflict, NotFound
-from ostler.events import Bus, PoolPaused, WorkerMoved
-from ostler.lifecycle import family, probe, recycle, restart
-from ostler.lifecycle.process import Ended, Launch, Process, oom_kills
+from ostler.events import Bus, WorkerMoved
+from ostler.lifecycle import ends, family, launch, probe, recycle, restart
+from ostler.lifecycle.process import Ended, Process, oom_kills
+from ostler.lifecycle.record import Records
 from ostler.lifecycle.restart import Again, GiveUp, History, Limits
 from ostler.lifecycle.state import Status, move
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Pool, PoolSpec, Slot, Worker
 from ostler.store import now_ms
-from ostler.store.health import NODE
 from ostler.store.lanes import Lane
 from ostler.store.rows import ExitRow
-from ostler.store.store import Store
 
 log = logging.getLogger("ostler.lifecycle")
-
-# Kills that somebody outside the worker wanted and that say nothing against it.
-_ON_PURPOSE = frozenset({"job-timeout", "cancelled", "shutdown"})
-# The codes of seed 001 that are no process's exit code.
-_SEED_CODE = {"silence": -2, "unwell": -2, "protocol": -3, "spawn": -1}
 
 
 class Supervisor:
@@ -59,13 +48,15 @@ class Supervisor:
         self.pools: dict[str, Pool] = {}
         self.slots: dict[str, Slot] = {}
         self.token = secrets.token_hex(8)
-        self._lane, self._bus = lane, bus
-        self._limits = Limits(settings.restart_limit, settings.restart_window, settings.restart_lifetime, settings.backoff_max)
+        self.bus = bus
+        self.records = Records(settings, lane, self.token)
+        self._limits = Limits(
+            settings.restart_limit, settings.restart_window, settings.restart_lifetime, settings.backoff_max
+        )
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
         self._guard: subprocess.Popen[bytes] | None = None
         self._oom_kills = oom_kills()
-        self._generation = 0
         self._next_beat = 0.0
         self._last_look = time.monotonic()
         self._logs = settings.data_dir / "logs"
@@ -81,51 +72,22 @@ class Supervisor:
     async def start(self) -> None:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        await self._lane.call(self._register)
+        self.apply_pauses(*await self.records.load(self.slots))
         self._start_guard()
         self._spawn_task(self._run(), "supervisor")
 
-    def _register(self, store: Store) -> None:
-        now = now_ms()
-        health = store.health
-        health.register(self.node, NODE, None, now)
-        row = health.get_node(self.node)
-        self._generation = row["generation"] + 1 if row else 1
-        metadata = {"token": self.token, "boot_id": family.boot_id(), "host": socket.gethostname(), "data": str(self.settings.data_dir)}
-        health.mark_starting(self.node, NODE, self._generation, os.getpid(), family.start_time(os.getpid()), now, metadata)
-        known = {w["component"]: w for w in health.get_all_workers(self.node)}
-        for gone in known.keys() - self.slots.keys():
-            health.remove(self.node, gone)
-        since = now - int(self.settings.restart_window * 1000)
-        for slot in self.slots.values():
-            health.register(self.node, slot.component, slot.pool.spec.name, now)
-            if row := known.get(slot.component):
-                exits = health.counted_exits(self.node, slot.component, since)
-                slot.generation = row["generation"]
-                slot.history = History(
-                    crashes=tuple(at for at, kind in exits if kind == "crash"),
-                    clean=tuple(at for at, kind in exits if kind == "clean"),
-                    streak=row["streak"],
-                    lifetime=row["restart_count"],
-                )
-                if row["status"] == Status.FAILED:
-                    slot.rest = Status.FAILED
-        enabled, paused = store.meta.pauses()
-        self.apply_pauses(enabled, paused)
-        health.prune(now - int(self.settings.exit_retention * 1000))
-
     def mark_serving(self) -> None:
         """The node is up: its own row becomes healthy."""
-        self._post(lambda store: store.health.mark_healthy(self.node, NODE, self._generation, now_ms()))
+        self.records.node_moved(Status.HEALTHY)
 
     async def stop(self) -> None:
         """Drain every worker; those that are not done within their grace get SIGTERM, then SIGKILL. Returns when all are gone."""
         self.stopping = True
-        self._post(lambda store: store.health.mark_stopping(self.node, NODE, self._generation, now_ms()))
+        self.records.node_moved(Status.STOPPING)
         for slot in self.slots.values():
             slot.wanted = False
             for worker in slot.all():
-                self._leave(worker, by=time.monotonic() + worker.pool.spec.stop_grace)
+                self.leave(worker, by=time.monotonic() + worker.pool.spec.stop_grace)
         while any(slot.all() or slot.sweeping for slot in self.slots.values()):
             self._wake.set()
             await asyncio.sleep(0.01)
@@ -135,25 +97,22 @@ class Supervisor:
         for slot in self.slots.values():
             slot.wanted = False
             for worker in slot.all():
-                self._kill(worker, "shutdown")
+                self.kill(worker, "shutdown")
 
     async def close(self) -> None:
         """End the loop and the guard. Call after `stop`."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        row = ExitRow(NODE, self._generation, now_ms(), "stopped", "asked", code=0)
-        self._post(lambda store: store.health.mark_stopped(self.node, row, 0))
+        self.records.node_stopped()
         guard, self._guard = self._guard, None
         if guard and guard.stdin:
             guard.stdin.close()
             await asyncio.to_thread(guard.wait)
 
     def _start_guard(self) -> None:
-        program = Path(family.__file__)
-        self._guard = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(program), f"{self.token}/"], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True
-        )
+        argv = [sys.executable, "-I", "-S", family.__file__, f"{self.token}/"]
+        self._guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
     # ---- the loop
 
@@ -237,7 +196,7 @@ class Supervisor:
                 elif worker.announced:
                     self._healthy(slot, worker, now)
                 elif now >= worker.started + spec.startup_deadline:
-                    self._kill(worker, "startup-deadline")
+                    self.kill(worker, "startup-deadline")
             case Status.HEALTHY:
                 if worker.leave:
                     self._move(slot, worker, Status.DRAINING)
@@ -257,7 +216,7 @@ class Supervisor:
     def _silent(self, worker: Worker, now: float) -> bool:
         if now < worker.last_beat + worker.pool.spec.stale_after:
             return False
-        self._kill(worker, "unwell" if worker.unwell else "silence")
+        self.kill(worker, "unwell" if worker.unwell else "silence")
         return True
 
     def _settle(self, slot: Slot, worker: Worker, now: float) -> None:
@@ -266,7 +225,7 @@ class Supervisor:
         worker.settled = True
         if slot.history.streak:
             slot.history = restart.after_healthy(slot.history)
-            self._post(lambda store: store.health.end_streak(self.node, slot.component, worker.generation))
+            self.records.settled(worker)
 
     # ---- spawning
 
@@ -279,42 +238,30 @@ class Supervisor:
         if heir:
             slot.heir = worker
         else:
-            self._bus.send(WorkerMoved(slot.component, worker.generation, slot.rest, move(slot.component, slot.rest, Status.STARTING)))
+            before, status = slot.rest, move(slot.component, slot.rest, Status.STARTING)
+            self.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
             slot.worker = worker
-        places = {"n": str(slot.number), "port": str(_free_port()) if _wants_port(spec) else "0"}
-        launch = Launch(
-            argv=[_fill(a, places) for a in spec.argv],
-            env={**os.environ, **{k: _fill(v, places) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
-            mark=f"{self.token}/{slot.component}/{worker.generation}/",
-            log=self._logs / f"{spec.name}-{slot.number}.log",
-            cwd=spec.cwd,
-            beat=self.settings.heartbeat_interval if spec.probe is None else None,
-        )
+        filled = launch.places(spec, slot)
+        beat = self.settings.heartbeat_interval
+        prepared = launch.prepare(spec, slot, worker.generation, filled, self.token, self._logs, beat)
         try:
             worker.process = Process(
-                launch,
+                prepared,
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
                 on_end=lambda ended: self._noticed_end(worker, ended),
                 on_garbage=lambda what: self._garbage(worker, what),
             )
         except OSError as error:
-            log.error("%s cannot be started: %s: %s", slot.component, launch.argv[0], error.strerror or error)
+            log.error("%s cannot be started: %s: %s", slot.component, prepared.argv[0], error.strerror or error)  # noqa: TRY400
             worker.killing = "spawn"
             worker.ended = Ended(127, now, None)
-            self._record_start(slot, worker)
             self._wake.set()
-            return
-        self._record_start(slot, worker)
-        if spec.probe is not None:
-            worker.probe = spec.probe.fill(places)
+        if not heir:
+            self.records.starting(worker)
+        if spec.probe is not None and worker.process is not None:
+            worker.probe = spec.probe.fill(filled)
             self._spawn_task(self._watch_probe(worker), f"probe {slot.component}")
-
-    def _record_start(self, slot: Slot, worker: Worker) -> None:
-        process, at = worker.process, now_ms()
-        pid, started = (process.pid, process.started) if process else (None, None)
-        if worker is not slot.heir:
-            self._post(lambda store: store.health.mark_starting(self.node, slot.component, worker.generation, pid, started, at))
 
     async def _watch_probe(self, worker: Worker) -> None:
         """Ask a plain program whether it is ready, and then whether it still is."""
@@ -352,10 +299,10 @@ class Supervisor:
     def _succeed(self, slot: Slot, heir: Worker) -> None:
         """The warmed replacement takes the slot; the old worker finishes what it has and goes."""
         old, slot.worker, slot.heir = slot.worker, heir, None
-        self._record_start(slot, heir)
+        self.records.starting(heir)
         if old is not None:
             slot.leaving.append(old)
-            self._leave(old)
+            self.leave(old)
 
     # ---- what workers say (callbacks: note the fact, wake the loop)
 
@@ -372,13 +319,18 @@ class Supervisor:
             worker.pool.spec.tenant.heard(worker, frame)
 
     def _line(self, worker: Worker, line: str) -> None:
-        if worker.probe and worker.probe.kind == "line" and not worker.announced and re.search(worker.probe.target, line):
+        if (
+            worker.probe
+            and worker.probe.kind == "line"
+            and not worker.announced
+            and re.search(worker.probe.target, line)
+        ):
             worker.announced = True
             self._wake.set()
 
     def _garbage(self, worker: Worker, what: str) -> None:
         log.error("%s said something that is not the protocol: %s", worker.component, what)
-        self._kill(worker, "protocol")
+        self.kill(worker, "protocol")
 
     def _noticed_end(self, worker: Worker, ended: Ended) -> None:
         worker.ended = ended
@@ -400,11 +352,11 @@ class Supervisor:
         if limits.warm:
             self._spawn(slot, heir=True)
         else:
-            self._leave(worker)
+            self.leave(worker)
 
     # ---- leaving
 
-    def _leave(self, worker: Worker, by: float | None = None) -> None:
+    def leave(self, worker: Worker, by: float | None = None) -> None:
         worker.leave = True
         if by is not None:
             worker.leave_by = by if worker.leave_by is None else min(by, worker.leave_by)
@@ -430,9 +382,9 @@ class Supervisor:
                 worker.process.signal(signal.SIGTERM)
         elif now >= worker.signalled + worker.pool.spec.term_grace:
             log.warning("%s did not heed SIGTERM: SIGKILL", worker.component)
-            self._kill(worker, "shutdown")
+            self.kill(worker, "shutdown")
 
-    def _kill(self, worker: Worker, reason: str) -> None:
+    def kill(self, worker: Worker, reason: str) -> None:
         """SIGKILL the whole group. The end is then noticed like any other."""
         if worker.killing is None and worker.ended is None:
             worker.killing = reason
@@ -442,7 +394,9 @@ class Supervisor:
     # ---- ends
 
     def _ended(self, slot: Slot, worker: Worker, ended: Ended, now: float) -> None:
-        end = self._judge(slot, worker, ended)
+        kills, before = oom_kills(), self._oom_kills
+        self._oom_kills = kills
+        end = ends.judge(worker, ended, slot.history, now_ms(), self._limits, memory_ran_out=kills > before)
         job = slot.pool.spec.tenant.gone(worker, end)
         self._sweep(slot, worker)
         if worker is slot.heir or worker in slot.leaving:
@@ -460,35 +414,33 @@ class Supervisor:
             job=job,
             log=list(worker.process.tail)[-20:] if worker.process else [],
         )
-        code = _SEED_CODE.get(end.reason, end.code)
         slot.worker = None
         if end.kind == "crash":
-            self._crashed(slot, worker, row, code)
-        else:
-            if end.kind == "clean":
-                slot.history = restart.after_clean_exit(slot.history, row.at, self._limits)
-            slot.rest = move(slot.component, worker.status, Status.STOPPED)
-            self._bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=end.reason))
-            self._post(lambda store: store.health.mark_stopped(self.node, row, code))
-            if not slot.wanted:
-                self._recycled(slot)
+            self._crashed(slot, worker, row, ends.recorded_code(end))
+            return
+        if end.kind == "clean":
+            slot.history = restart.after_clean_exit(slot.history, row.at, self._limits)
+        slot.rest = move(slot.component, worker.status, Status.STOPPED)
+        self.bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=end.reason))
+        self.records.stopped(row, ends.recorded_code(end))
+        if not slot.wanted:
+            self._recycled(slot)
 
     def _crashed(self, slot: Slot, worker: Worker, row: ExitRow, code: int | None) -> None:
         slot.history, verdict = restart.after_crash(slot.history, row.at, self._limits)
         slot.rest = move(slot.component, worker.status, Status.CRASHED)
         self._recycled(slot)
         delay = verdict.delay if isinstance(verdict, Again) else None
-        what = row.signal or f"code {row.code}"
-        self._bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=f"{row.reason}, {what}", delay=delay))
-        self._post(lambda store: store.health.mark_crashed(self.node, row, code))
+        why = f"{row.reason}, {row.signal or f'code {row.code}'}"
+        self.bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=why, delay=delay))
+        self.records.crashed(row, code)
         match verdict:
             case Again(delay):
                 slot.due = time.monotonic() + delay
             case GiveUp(why):
                 slot.rest = move(slot.component, slot.rest, Status.FAILED)
-                self._bus.send(WorkerMoved(slot.component, worker.generation, Status.CRASHED, slot.rest, reason=why))
-                at = now_ms()
-                self._post(lambda store: store.health.mark_failed(self.node, slot.component, worker.generation, at))
+                self.bus.send(WorkerMoved(slot.component, worker.generation, Status.CRASHED, slot.rest, reason=why))
+                self.records.failed(slot)
 
     def _side_end(self, slot: Slot, worker: Worker, end: Exit, now: float) -> None:
         """A worker that was not (or no longer) the slot's own: it says nothing about the slot, but a failed heir ends the try."""
@@ -499,24 +451,12 @@ class Supervisor:
         self._recycled(slot)
         slot.spare_recycle_until = now + self.settings.backoff_max
         if not worker.leave:
-            log.warning("%s: its replacement did not start (%s, code %s); the old one stays", slot.component, end.reason, end.code)
-
-    def _judge(self, slot: Slot, worker: Worker, ended: Ended) -> Exit:
-        """The reason and the kind of an end."""
-        if worker.killing is not None:
-            kind = "asked" if worker.killing in _ON_PURPOSE else "crash"
-            return Exit(worker.killing, kind, ended.code, ended.signal)
-        if worker.status is Status.STOPPING:
-            return Exit("stopped", "asked", ended.code, ended.signal)
-        if ended.code == 0:
-            if restart.is_exit_loop(slot.history, now_ms(), self._limits):
-                return Exit("exit-loop", "crash", 0, None)
-            return Exit("exit", "clean", 0, None)
-        if ended.signal == "SIGKILL":
-            kills, before = oom_kills(), self._oom_kills
-            self._oom_kills = kills
-            return Exit("oom" if kills > before else "signal", "crash", ended.code, ended.signal)
-        return Exit("signal" if ended.signal else _EXIT_REASONS.get(ended.code, "exit"), "crash", ended.code, ended.signal)
+            log.warning(
+                "%s: its replacement did not start (%s, code %s); the old one stays",
+                slot.component,
+                end.reason,
+                end.code,
+            )
 
     def _sweep(self, slot: Slot, worker: Worker) -> None:
         """End what the worker left behind, before a replacement can start."""
@@ -536,89 +476,28 @@ class Supervisor:
         slot.sweeping = True
         self._spawn_task(sweep(), f"sweep {slot.component}")
 
-    # ---- what operators ask
+    # ---- what others ask
 
-    def slot(self, component: str) -> Slot:
-        """The slot of that name; raises NotFound with the names that exist."""
-        if found := self.slots.get(component):
-            return found
-        known = ", ".join(self.slots) or "none"
-        raise NotFound(f"there is no worker {component!r} on node {self.node}; known are: {known}")
-
-    def pool(self, name: str) -> Pool:
-        if found := self.pools.get(name):
-            return found
-        raise NotFound(f"there is no pool {name!r} on node {self.node}; known are: {', '.join(self.pools) or 'none'}")
-
-    def drain(self, component: str) -> None:
-        """Finish what it has, then exit and stay stopped until `restart` or `resume`."""
-        slot = self.slot(component)
-        if slot.status in (Status.STOPPED, Status.FAILED):
-            raise Conflict(f"{component} is {slot.status}; only a running worker can be drained")
-        slot.wanted = False
-        if slot.status is Status.CRASHED:  # it waits for its restart: it will not come
-            slot.rest = move(slot.component, slot.rest, Status.STOPPED)
-            at = now_ms()
-            self._post(lambda store: store.health.mark_stopped_idle(self.node, slot.component, slot.generation, at))
-        for worker in slot.all():
-            self._leave(worker)
-
-    def restart(self, component: str) -> None:
-        """Reset, then start; a running worker is recycled: it finishes what it has first."""
-        slot = self.slot(component)
-        self._forget(slot)
-        slot.wanted = True
-        if slot.worker is not None:
-            self._leave(slot.worker)
-        self._wake.set()
-
-    def reset(self, component: str) -> None:
-        """Forget the crashes. A failed or crashed worker becomes stopped, and stays so until `restart` or `resume`."""
-        slot = self.slot(component)
-        if slot.rest in (Status.FAILED, Status.CRASHED) and slot.worker is None:
-            slot.wanted = False
-        self._forget(slot)
-
-    def _forget(self, slot: Slot) -> None:
+    def forget(self, slot: Slot) -> None:
+        """Forget the slot's crashes; failed and crashed become stopped."""
         slot.history = History()
         if slot.worker is None and slot.rest in (Status.FAILED, Status.CRASHED):
             before, slot.rest = slot.rest, move(slot.component, slot.rest, Status.STOPPED)
-            self._bus.send(WorkerMoved(slot.component, slot.generation, before, slot.rest, reason="reset"))
-        self._post(lambda store: store.health.reset_restart_count(self.node, slot.component))
+            self.bus.send(WorkerMoved(slot.component, slot.generation, before, slot.rest, reason="reset"))
+        self.records.reset(slot)
 
-    def kill(self, component: str, reason: str = "killed") -> None:
-        """SIGKILL it now; what follows is what follows any crash."""
-        slot = self.slot(component)
-        if not slot.all():
-            raise Conflict(f"{component} is {slot.status}; there is no process to kill")
-        for worker in slot.all():
-            self._kill(worker, reason)
-
-    def end(self, worker: Worker, reason: str) -> None:
-        """SIGKILL this very worker because what it serves needs it (a timeout, a cancel)."""
-        self._kill(worker, reason)
+    def give_up_waiting(self, slot: Slot) -> None:
+        """A crashed slot that waits for its restart will not be started."""
+        slot.rest = move(slot.component, slot.rest, Status.STOPPED)
+        self.bus.send(WorkerMoved(slot.component, slot.generation, Status.CRASHED, slot.rest, reason="drained"))
+        self.records.stopped_waiting(slot)
 
     def terminate(self, worker: Worker) -> None:
         """SIGTERM to the worker's group: what it serves was cancelled and did not listen."""
         if worker.process:
             worker.process.signal(signal.SIGTERM)
 
-    async def pause(self, pool: str | None, *, paused: bool) -> None:
-        """Pause or resume one pool, or all. Resuming starts workers that are stopped, never those that are failed."""
-        if pool is None:
-            key, value = "worker_enabled", "false" if paused else "true"
-            self.enabled = not paused
-        else:
-            key, value = f"pool_paused:{pool}", "true" if paused else "false"
-            self.pool(pool).paused = paused
-        self._bus.send(PoolPaused(pool, paused))
-        if not paused:
-            for slot in self.slots.values() if pool is None else self.pool(pool).slots:
-                slot.wanted = True
-        self._wake.set()
-        await self._lane.call(lambda store: store.meta.set(key, value), patience=self.settings.store_patience)
-
-    def apply_pauses(self, enabled: bool, paused: set[str]) -> None:
+    def apply_pauses(self, enabled: bool, paused: frozenset[str]) -> None:
         """What the store says: another process may have paused something."""
         self.enabled = enabled
         for pool in self.pools.values():
@@ -631,26 +510,26 @@ class Supervisor:
         if worker in slot.leaving:
             return
         pid = worker.process.pid if worker.process else None
-        self._bus.send(WorkerMoved(slot.component, worker.generation, before, status, pid=pid))
-        at, verb = now_ms(), f"mark_{status}"
-        self._post(lambda store: getattr(store.health, verb)(self.node, slot.component, worker.generation, at))
+        self.bus.send(WorkerMoved(slot.component, worker.generation, before, status, pid=pid))
+        self.records.moved(worker)
 
     def _beat(self) -> None:
         """Write all beats of the node in one statement."""
         if self._guard and self._guard.poll() is not None:
             log.warning("the guard has ended; starting another")
             self._start_guard()
-        plain = {w.process.pid: w for s in self.slots.values() for w in s.all() if w.probe is not None and w.process and w.ended is None}
+        plain = {
+            w.process.pid: w
+            for s in self.slots.values()
+            for w in s.all()
+            if w.probe is not None and w.process and w.ended is None
+        }
         for worker in plain.values():
             if worker.probe and not worker.probe.repeats:  # alive is all that can be known
                 worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
         if plain:
             self._spawn_task(self._measure(plain), "memory")
-        beats: list[tuple[str, int, int, float | None]] = [(NODE, self._generation, now_ms(), None)]
-        for slot in self.slots.values():
-            if slot.worker is not None:
-                beats.append((slot.component, slot.worker.generation, slot.worker.last_beat_ms, slot.worker.rss_mb))
-        self._post(lambda store: store.health.update_heartbeats(self.node, beats))
+        self.records.beats([slot.worker for slot in self.slots.values() if slot.worker is not None])
 
     async def _measure(self, plain: dict[int, Worker]) -> None:
         used = await asyncio.to_thread(family.rss_by_session, set(plain))
@@ -658,9 +537,6 @@ class Supervisor:
             plain[pid].rss_mb = round(mb, 1)
             if process := plain[pid].process:
                 process.peak_rss_mb = max(process.peak_rss_mb, round(mb, 1))
-
-    def _post(self, work: Callable[[Store], object]) -> None:
-        self._lane.post(work)
 
     def _spawn_task(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)
@@ -671,25 +547,3 @@ class Supervisor:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()):
             log.error("the task %r failed", task.get_name(), exc_info=error)
-
-
-# What a worker's own exit code means (70 and up, so that they collide with no shell's or signal's).
-APP_LOAD = 70
-MODEL_LOAD = 71
-_EXIT_REASONS = {APP_LOAD: "app-load", MODEL_LOAD: "model-load"}
-
-
-def _fill(text: str, places: dict[str, str]) -> str:
-    for name, value in places.items():
-        text = text.replace("{" + name + "}", value)
-    return text
-
-
-def _wants_port(spec: PoolSpec) -> bool:
-    return any("{port}" in part for part in (*spec.argv, *spec.env.values()))
-
-
-def _free_port() -> int:
-    with socket.socket() as probe_socket:
-        probe_socket.bind(("127.0.0.1", 0))
-        return int(probe_socket.getsockname()[1])

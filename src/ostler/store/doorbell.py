@@ -1,5 +1,6 @@
 """The doorbell: a Unix datagram socket in the data directory. Who enqueues rings; the node wakes. Losing a ring costs
-one fallback poll, never a job."""
+one fallback poll, never a job.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +30,11 @@ def _address(data: Path) -> Iterator[str]:
 
 def ring(data: Path) -> None:
     """Wake the node of this data directory, if there is one. Never blocks and never fails."""
-    with contextlib.suppress(OSError), _address(data) as address, socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell:
+    with (
+        contextlib.suppress(OSError),
+        _address(data) as address,
+        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell,
+    ):
         bell.setblocking(False)
         bell.sendto(b"!", address)
 

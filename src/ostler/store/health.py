@@ -15,6 +15,27 @@ from ostler.store.sqlite import SqliteDatabase
 NODE = "node"  # the component of the node's own row
 
 
+# What the API and the CLI show of a worker.
+FIELDS = (
+    "component",
+    "node",
+    "pool",
+    "status",
+    "pid",
+    "generation",
+    "current_job",
+    "last_heartbeat",
+    "restart_count",
+    "last_restart",
+    "exit_code",
+    "exit_reason",
+    "rss_mb",
+    "started_at",
+    "created_at",
+    "metadata",
+)
+
+
 class Health:
     """The health rows of one node (and, for reading, of all)."""
 
@@ -28,7 +49,14 @@ class Health:
         self._db.run("register", node=node, component=component, pool=pool, now=now)
 
     def mark_starting(
-        self, node: str, component: str, generation: int, pid: int | None, pid_start: int | None, now: int, metadata: dict[str, Any] | None = None
+        self,
+        node: str,
+        component: str,
+        generation: int,
+        pid: int | None,
+        pid_start: int | None,
+        now: int,
+        metadata: dict[str, Any] | None = None,
     ) -> bool:
         """A process was spawned. Refused unless the generation is newer than the row's."""
         return bool(
@@ -45,43 +73,52 @@ class Health:
         )
 
     def mark_healthy(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self._mark(node, component, generation, "healthy", now)
+        return self.mark(node, component, generation, "healthy", now)
 
     def mark_draining(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self._mark(node, component, generation, "draining", now)
+        return self.mark(node, component, generation, "draining", now)
 
     def mark_stopping(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self._mark(node, component, generation, "stopping", now)
+        return self.mark(node, component, generation, "stopping", now)
 
-    def _mark(self, node: str, component: str, generation: int, status: str, now: int) -> bool:
+    def mark(self, node: str, component: str, generation: int, status: str, now: int) -> bool:
+        """Set the status alone; False when the row has a newer generation."""
         return bool(self._db.run("mark", node=node, component=component, generation=generation, status=status, now=now))
 
     def mark_stopped(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
         """It ended because it was asked to, or cleanly by itself."""
         return self._ended(node, exit_, exit_code, "stopped")
 
-    def mark_stopped_idle(self, node: str, component: str, generation: int, now: int) -> bool:
-        """It had crashed, waited for its restart, and was told not to come back."""
-        return self._mark(node, component, generation, "stopped", now)
-
     def mark_crashed(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
         """It ended unasked: kept with reason, code, signal, last log lines and peak memory, and counted."""
         with self._db.transaction():
             held = self._ended_inside(node, exit_, exit_code, "crashed")
             if held:
-                self._db.run("increment_restart_count", node=node, component=exit_.component, generation=exit_.generation, now=exit_.at)
+                self._db.run(
+                    "increment_restart_count",
+                    node=node,
+                    component=exit_.component,
+                    generation=exit_.generation,
+                    now=exit_.at,
+                )
         return held
 
     def mark_failed(self, node: str, component: str, generation: int, now: int) -> bool:
         """The restart limits are spent. Only `reset_restart_count` leads out."""
-        return self._mark(node, component, generation, "failed", now)
+        return self.mark(node, component, generation, "failed", now)
 
     def _ended(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
         with self._db.transaction():
             return self._ended_inside(node, exit_, exit_code, status)
 
     def _ended_inside(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
-        metadata = {"signal": exit_.signal, "peak_rss_mb": exit_.peak_rss_mb, "log": exit_.log, "at": exit_.at, "job": exit_.job}
+        metadata = {
+            "signal": exit_.signal,
+            "peak_rss_mb": exit_.peak_rss_mb,
+            "log": exit_.log,
+            "at": exit_.at,
+            "job": exit_.job,
+        }
         held = self._db.run(
             "mark_ended",
             node=node,
@@ -147,7 +184,10 @@ class Health:
 
     def get_all_workers(self, node: str | None = None) -> list[dict[str, Any]]:
         """Worker rows of one node or of all, without the nodes' own rows."""
-        return sorted((_health(r) for r in self._db.run("workers", node=node)), key=lambda w: (w["node"], w["pool"], _number(w["component"])))
+        return sorted(
+            (_health(r) for r in self._db.run("workers", node=node)),
+            key=lambda w: (w["node"], w["pool"], _number(w["component"])),
+        )
 
     def get_node(self, node: str) -> dict[str, Any] | None:
         """The node's own row (seed 001: get_app_health)."""
@@ -163,11 +203,16 @@ class Health:
 
     def counted_exits(self, node: str, component: str, since: int) -> list[tuple[int, str]]:
         """(at, kind) of the exits since then that no reset has forgotten, oldest first."""
-        return [(r["at"], r["kind"]) for r in self._db.run("counted_exits", node=node, component=component, since=since)]
+        return [
+            (r["at"], r["kind"]) for r in self._db.run("counted_exits", node=node, component=component, since=since)
+        ]
 
     def exits(self, node: str, component: str, limit: int = 20) -> list[dict[str, Any]]:
         """The newest exit records of one worker."""
-        return [{**dict(r), "log": json.loads(r["log"] or "[]")} for r in self._db.run("exits", node=node, component=component, limit=limit)]
+        return [
+            {**dict(r), "log": json.loads(r["log"] or "[]")}
+            for r in self._db.run("exits", node=node, component=component, limit=limit)
+        ]
 
 
 class Meta:
@@ -186,11 +231,18 @@ class Meta:
     def delete(self, key: str) -> None:
         self._db.run("meta_delete", key=key)
 
-    def pauses(self) -> tuple[bool, set[str]]:
+    def pauses(self) -> tuple[bool, frozenset[str]]:
         """(worker_enabled, the paused pools)."""
         flags = {str(r["key"]): str(r["value"]) for r in self._db.run("meta_like")}
-        pools = {k.removeprefix("pool_paused:") for k, v in flags.items() if k.startswith("pool_paused:") and v == "true"}
+        pools = frozenset(
+            k.removeprefix("pool_paused:") for k, v in flags.items() if k != "worker_enabled" and v == "true"
+        )
         return flags.get("worker_enabled", "true") == "true", pools
+
+
+def view(row: dict[str, Any]) -> dict[str, Any]:
+    """A worker's row as it is shown outside."""
+    return {key: row[key] for key in FIELDS}
 
 
 def _number(component: str) -> int:

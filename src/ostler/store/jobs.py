@@ -68,7 +68,10 @@ class JobRecords:
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
-        batch = [[f.id, f.fence, f.status, f.result, f.error, f.started_at, f.finished_at, f.crash, f.progress] for f in finishes]
+        batch = [
+            [f.id, f.fence, f.status, f.result, f.error, f.started_at, f.finished_at, f.crash, f.progress]
+            for f in finishes
+        ]
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))

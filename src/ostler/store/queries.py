@@ -29,5 +29,9 @@ def load(dialect: str) -> dict[str, str]:
 def migrations(dialect: str) -> list[tuple[int, str, str]]:
     """The forward migrations of a dialect as (number, name, SQL), in order."""
     folder = files("ostler.store") / "sql" / dialect / "migrations"
-    found = [(int(p.name[:4]), p.name.removesuffix(".sql"), p.read_text(encoding="utf-8")) for p in folder.iterdir() if p.name.endswith(".sql")]
+    found = [
+        (int(p.name[:4]), p.name.removesuffix(".sql"), p.read_text(encoding="utf-8"))
+        for p in folder.iterdir()
+        if p.name.endswith(".sql")
+    ]
     return sorted(found)

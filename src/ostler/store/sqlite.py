@@ -29,7 +29,9 @@ class SqliteDatabase:
         self.path = path
         self._sql = queries.load(self.dialect)
         try:
-            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=busy_timeout)
+            self._connection = sqlite3.connect(
+                path, isolation_level=None, check_same_thread=False, timeout=busy_timeout
+            )
             self._connection.row_factory = sqlite3.Row
             self._pragmas(durable=durable, read_only=read_only)
         except sqlite3.DatabaseError as error:

@@ -31,19 +31,27 @@ class Store:
         self.meta = Meta(db)
 
     @classmethod
-    def open(cls, url: str, data: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False) -> Store:
+    def open(
+        cls, url: str, data: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False
+    ) -> Store:
         """Connect and bring the schema up to date. `url` '' or 'sqlite' is the database in the data directory."""
         path = database_path(url, data)
         if read_only and not path.exists():
-            raise ConfigError(f"there is no store at {path}; start a node there with 'ostler up', or name another with --data")
+            raise ConfigError(
+                f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"
+            )
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data") from error
+            raise ConfigError(
+                f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data"
+            ) from error
         try:
             db = SqliteDatabase(path, durable=durable, busy_timeout=busy_timeout, read_only=read_only)
         except StoreBusy as error:
-            raise ConfigError(f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions") from error
+            raise ConfigError(
+                f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
+            ) from error
         if not read_only:
             db.migrate()
         return cls(db)
@@ -54,7 +62,9 @@ class Store:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
 
@@ -65,4 +75,6 @@ def database_path(url: str, data: Path) -> Path:
     if url.startswith("sqlite:///"):
         return Path(url.removeprefix("sqlite:///"))
     scheme = url.partition(":")[0]
-    raise ConfigError(f"store {scheme}://… is not supported by this version; leave it out for SQLite in the data directory, or use sqlite:///path")
+    raise ConfigError(
+        f"store {scheme}://… is not supported by this version; leave it out for SQLite in the data directory, or use sqlite:///path"
+    )

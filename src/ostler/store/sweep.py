@@ -18,7 +18,12 @@ log = logging.getLogger("ostler.store")
 _LIVE = ("starting", "healthy", "draining", "stopping")
 
 
-def recover_dead_nodes(store: Store, now: int, is_alive: Callable[[dict[str, Any]], bool], end: Callable[[dict[str, Any], list[dict[str, Any]]], int]) -> list[int]:
+def recover_dead_nodes(
+    store: Store,
+    now: int,
+    is_alive: Callable[[dict[str, Any]], bool],
+    end: Callable[[dict[str, Any], list[dict[str, Any]]], int],
+) -> list[int]:
     """For each node that is not alive: end its processes, mark its workers stopped, send its jobs back. Returns the jobs.
 
     `is_alive` and `end` are the caller's eyes and hands: the store knows no processes.
@@ -30,7 +35,12 @@ def recover_dead_nodes(store: Store, now: int, is_alive: Callable[[dict[str, Any
         workers = [w for w in store.health.get_all_workers(node["node"]) if w["status"] in _LIVE]
         if node["status"] in _LIVE or workers:
             left = end(node, workers)
-            log.warning("node %s (pid %s) had died without a stop; %d processes of its were ended", node["node"], node["pid"], left)
+            log.warning(
+                "node %s (pid %s) had died without a stop; %d processes of its were ended",
+                node["node"],
+                node["pid"],
+                left,
+            )
         for row in [*workers, *([node] if node["status"] in _LIVE else [])]:
             gone = ExitRow(row["component"], row["generation"], now, "node-died", "asked")
             store.health.mark_stopped(node["node"], gone, None)

@@ -8,6 +8,7 @@ from typing import Any
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
+from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
@@ -19,6 +20,7 @@ class Context:
 
     settings: Settings
     supervisor: Supervisor
+    control: Control
     dispatcher: Dispatcher
     intake: Intake
     reader: Lane

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any
 
 from fastapi import APIRouter
 from fastapi.responses import JSONResponse
@@ -33,7 +32,9 @@ def router(context: Context) -> APIRouter:
     async def health() -> JSONResponse:
         rows = await context.reader.call(lambda store: store.health.get_nodes())
         status, errors = condition(context)
-        nodes = [{k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows]
+        nodes = [
+            {k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows
+        ]
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1
@@ -58,7 +59,10 @@ def router(context: Context) -> APIRouter:
                 "stopping": supervisor.stopping,
                 "running": context.dispatcher.running(),
                 "pools": pool_views(context),
-                "queues": {q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")} for q, n in sorted(queues.items())},
+                "queues": {
+                    q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")}
+                    for q, n in sorted(queues.items())
+                },
                 "tasks": sorted(context.tasks.values(), key=lambda t: t["name"]),
             }
         )
@@ -69,7 +73,9 @@ def router(context: Context) -> APIRouter:
 def unready(context: Context) -> list[str]:
     """Why the node should get no traffic; empty when it should."""
     reasons = ["the node is stopping"] if context.supervisor.stopping else []
-    reasons += [f"the store has not answered lane {lane.name}" for lane in context.lanes if lane.trouble_since is not None]
+    reasons += [
+        f"the store has not answered lane {lane.name}" for lane in context.lanes if lane.trouble_since is not None
+    ]
     for pool in context.supervisor.pools.values():
         if pool.slots and not any(slot.status is Status.HEALTHY for slot in pool.slots):
             reasons.append(f"no worker of pool {pool.spec.name} is healthy")
@@ -92,8 +98,3 @@ def condition(context: Context) -> tuple[str, list[str]]:
             worst = "error"
             break
     return worst, errors
-
-
-def summary(context: Context) -> dict[str, Any]:
-    status, errors = condition(context)
-    return {"status": status, "errors": errors}

@@ -82,7 +82,12 @@ class JobPage(BaseModel):
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
-    body = {"requestBody": {"required": True, "content": {"application/json": {"schema": EnqueueRequest.model_json_schema()}}}}
+    body = {
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": EnqueueRequest.model_json_schema()}},
+        }
+    }
 
     @routes.post("", status_code=201, response_model=JobDetail, openapi_extra=body, summary="Store a job")
     async def enqueue(request: Request) -> JSONResponse:
@@ -100,7 +105,9 @@ def router(context: Context) -> APIRouter:
             run_at=run_at,
         )
         job_id = await context.intake.enqueue(job)
-        return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job_id)), 201, {"Location": f"/api/v1/jobs/{job_id}"})
+        return JSONResponse(
+            await context.reader.call(lambda store: store.jobs.get(job_id)), 201, {"Location": f"/api/v1/jobs/{job_id}"}
+        )
 
     @routes.get("", response_model=JobPage, summary="List jobs, newest first")
     async def listing(
@@ -109,7 +116,9 @@ def router(context: Context) -> APIRouter:
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         cursor: Annotated[int | None, Query(ge=0)] = None,
     ) -> JSONResponse:
-        jobs, following = await context.reader.call(lambda store: store.jobs.list(status=status, queue=queue, limit=limit, cursor=cursor))
+        jobs, following = await context.reader.call(
+            lambda store: store.jobs.list(status=status, queue=queue, limit=limit, cursor=cursor)
+        )
         return JSONResponse({"jobs": jobs, "next": following})
 
     @routes.get("/{job}", response_model=JobDetail, summary="A job with its timeline")
@@ -119,14 +128,18 @@ def router(context: Context) -> APIRouter:
     @routes.post("/{job}/cancel", response_model=JobDetail, summary="Cancel a job")
     async def cancel(job: int) -> JSONResponse:
         """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
-        found = await context.writer.call(lambda store: store.jobs.cancel(job, now_ms()), patience=context.settings.store_patience)
+        found = await context.writer.call(
+            lambda store: store.jobs.cancel(job, now_ms()), patience=context.settings.store_patience
+        )
         if found == JobStatus.PROCESSING:
             context.dispatcher.cancel(job)
         return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
 
     @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")
     async def retry(job: int) -> JSONResponse:
-        await context.writer.call(lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience)
+        await context.writer.call(
+            lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience
+        )
         context.dispatcher.ring()
         return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
 
@@ -139,7 +152,9 @@ async def _read(request: Request, limit: int) -> bytes:
     async for chunk in request.stream():
         data += chunk
         if len(data) > limit:
-            raise PayloadTooLarge(f"the request is larger than max_payload ({limit - _ENVELOPE} bytes) allows; pass a path or key instead")
+            raise PayloadTooLarge(
+                f"the request is larger than max_payload ({limit - _ENVELOPE} bytes) allows; pass a path or key instead"
+            )
     return bytes(data)
 
 

@@ -9,26 +9,8 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from ostler.errors import NotFound
+from ostler.store.health import view
 from ostler.web.context import Context
-
-FIELDS = (
-    "component",
-    "node",
-    "pool",
-    "status",
-    "pid",
-    "generation",
-    "current_job",
-    "last_heartbeat",
-    "restart_count",
-    "last_restart",
-    "exit_code",
-    "exit_reason",
-    "rss_mb",
-    "started_at",
-    "created_at",
-    "metadata",
-)
 
 
 class WorkerView(BaseModel):
@@ -65,13 +47,9 @@ class Accepted(BaseModel):
     status: str | None = None
 
 
-def view(row: dict[str, Any]) -> dict[str, Any]:
-    return {key: row[key] for key in FIELDS}
-
-
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["workers"])
-    supervisor = context.supervisor
+    control = context.control
 
     @routes.get("/workers", response_model=WorkerList, summary="All workers")
     async def listing() -> JSONResponse:
@@ -81,44 +59,48 @@ def router(context: Context) -> APIRouter:
     @routes.post("/workers/pause", response_model=Accepted, summary="Pause all workers")
     async def pause_all() -> JSONResponse:
         """They stay alive, finish the job they have, and take nothing new."""
-        await supervisor.pause(None, paused=True)
+        await control.pause(None)
         return _accepted("pause")
 
     @routes.post("/workers/resume", response_model=Accepted, summary="Resume all workers")
     async def resume_all() -> JSONResponse:
         """Starts what is stopped, never what is failed. Twice is the same as once."""
-        await supervisor.pause(None, paused=False)
+        await control.resume(None)
         context.dispatcher.ring()
         return _accepted("resume")
 
     @routes.get("/workers/{component}", response_model=WorkerView, summary="A worker with its history of exits")
     async def one(component: str) -> JSONResponse:
-        rows = [w for w in await context.reader.call(lambda store: store.health.get_all_workers()) if w["component"] == component]
+        rows = [
+            w
+            for w in await context.reader.call(lambda store: store.health.get_all_workers())
+            if w["component"] == component
+        ]
         if not rows:
-            raise NotFound(f"there is no worker {component!r}; known are: {', '.join(supervisor.slots) or 'none'}")
+            raise NotFound(
+                f"there is no worker {component!r}; known are: {', '.join(context.supervisor.slots) or 'none'}"
+            )
         node = rows[0]["node"]
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
         return JSONResponse({**view(rows[0]), "exits": exits})
 
     @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
     async def drain(component: str) -> JSONResponse:
-        supervisor.drain(component)
-        return _accepted("drain", component=component, status=supervisor.slot(component).status)
+        return _accepted("drain", component=component, status=control.drain(component))
 
     @routes.post("/workers/{component}/restart", response_model=Accepted, summary="Reset and start")
     async def restart(component: str) -> JSONResponse:
-        supervisor.restart(component)
-        return _accepted("restart", component=component, status=supervisor.slot(component).status)
+        return _accepted("restart", component=component, status=control.restart(component))
 
-    @routes.post("/workers/{component}/reset", response_model=Accepted, summary="Forget crashes; failed becomes stopped")
+    @routes.post(
+        "/workers/{component}/reset", response_model=Accepted, summary="Forget crashes; failed becomes stopped"
+    )
     async def reset(component: str) -> JSONResponse:
-        supervisor.reset(component)
-        return _accepted("reset", component=component, status=supervisor.slot(component).status)
+        return _accepted("reset", component=component, status=control.reset(component))
 
     @routes.post("/workers/{component}/kill", response_model=Accepted, summary="SIGKILL, now")
     async def kill(component: str) -> JSONResponse:
-        supervisor.kill(component)
-        return _accepted("kill", component=component, status=supervisor.slot(component).status)
+        return _accepted("kill", component=component, status=control.kill(component))
 
     @routes.get("/pools", summary="All pools")
     async def pools() -> JSONResponse:
@@ -126,14 +108,12 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/pools/{pool}/pause", response_model=Accepted, summary="Pause the workers of one pool")
     async def pause(pool: str) -> JSONResponse:
-        supervisor.pool(pool)
-        await supervisor.pause(pool, paused=True)
+        await control.pause(control.pool(pool).spec.name)
         return _accepted("pause", pool=pool)
 
     @routes.post("/pools/{pool}/resume", response_model=Accepted, summary="Resume the workers of one pool")
     async def resume(pool: str) -> JSONResponse:
-        supervisor.pool(pool)
-        await supervisor.pause(pool, paused=False)
+        await control.resume(control.pool(pool).spec.name)
         context.dispatcher.ring()
         return _accepted("resume", pool=pool)
 
@@ -149,7 +129,9 @@ def pool_views(context: Context) -> list[dict[str, Any]]:
             counts[slot.status] = counts.get(slot.status, 0) + 1
         kind = "jobs" if pool.spec.tenant is context.dispatcher else "command"
         paused = pool.paused or not context.supervisor.enabled
-        views.append({"pool": pool.spec.name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
+        views.append(
+            {"pool": pool.spec.name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts}
+        )
     return views
 
 

@@ -1,0 +1,1 @@
+"""Apps that ship with Ostler, written as a user would write them."""

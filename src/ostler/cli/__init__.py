@@ -1,0 +1,67 @@
+"""The `ostler` command. A file per group of commands; each is loaded only when it is used."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+import ostler
+from ostler.errors import OstlerError
+
+# command -> the module of this package that has it
+_COMMANDS = {
+    "up": "node",
+    "check": "node",
+    "demo": "demo",
+    "enqueue": "jobs",
+    "jobs": "jobs",
+    "cancel": "jobs",
+    "retry": "jobs",
+    "health": "workers",
+    "workers": "workers",
+    "pause": "workers",
+    "resume": "workers",
+    "drain": "workers",
+    "restart": "workers",
+    "reset": "workers",
+    "kill": "workers",
+    "logs": "workers",
+}
+
+
+class _Group(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, name: str) -> click.Command | None:
+        if name not in _COMMANDS:
+            return None
+        module = importlib.import_module(f"ostler.cli.{_COMMANDS[name]}")
+        command: click.Command = getattr(module, name)
+        return command
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(ostler.__version__, prog_name="ostler")
+def cli() -> None:
+    """A worker runtime for heavy Python work: one lifecycle, three ways to serve, one store."""
+
+
+def main() -> None:
+    """Run the command. What a user can cause ends with one sentence and exit code 2, never with a traceback."""
+    try:
+        cli(standalone_mode=False)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(2)
+    except OstlerError as error:
+        print(f"ostler: {error}", file=sys.stderr)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(0)
+    except click.exceptions.Exit as done:
+        sys.exit(done.exit_code)

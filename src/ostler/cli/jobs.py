@@ -1,0 +1,223 @@
+"""Jobs from the terminal: enqueue, list, watch, cancel, retry."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ostler.cli import client, show
+from ostler.cli.options import as_json, settings, where
+from ostler.config import Settings
+from ostler.errors import BadArguments
+from ostler.jobs.producer import prepare
+from ostler.store import now_ms
+from ostler.store.doorbell import ring
+
+_ENDED = ("done", "failed", "cancelled")
+
+
+@click.command()
+@click.argument("task")
+@click.argument("args", nargs=-1, metavar="[KEY=VALUE]…")
+@click.option("--args", "args_json", metavar="JSON", help="All arguments as one JSON object.")
+@click.option("--attempts", type=int, help="Runs in all.")
+@click.option("--timeout", type=float, help="Seconds until the job's worker is killed.")
+@click.option("--priority", type=int, help="Higher runs first.")
+@click.option("--delay", type=click.FloatRange(min=0), help="Seconds from now.")
+@click.option("--watch", is_flag=True, help="Wait for the end and show the progress.")
+@where
+@as_json
+def enqueue(
+    task: str,
+    args: tuple[str, ...],
+    args_json: str | None,
+    delay: float | None,
+    watch: bool,
+    json_: bool,
+    data: str | None,
+    store: str | None,
+    file: Path | None,
+    **options: Any,
+) -> None:
+    """Store a job for TASK. Works with or without a running node.
+
+    A VALUE is taken as JSON where it is some, and as text otherwise; for a parameter declared `str` always as text.
+    """
+    known = settings(data, store, file)
+    with client.writable_store(known) as opened:
+        tasks = opened.jobs.tasks()
+        values = _object(args_json) | _pairs(args, tasks.get(task, {}).get("parameters", []))
+        run_at = None if delay is None else now_ms() + int(delay * 1000)
+        job = opened.jobs.enqueue(
+            [prepare(tasks, task, values, known.max_payload, run_at=run_at, **options)], now_ms()
+        )[0]
+        ring(opened.db.path.parent)
+        if watch:
+            raise SystemExit(_watch(known, job))
+        if json_:
+            show.as_json(opened.jobs.get(job))
+        else:
+            print(f"job {job} is queued in {opened.jobs.get(job)['queue']}; follow it with: ostler jobs {job} --watch")
+
+
+def _object(text: str | None) -> dict[str, Any]:
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise BadArguments(f"--args is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise BadArguments("--args must be a JSON object such as '{\"a\": 1}'")
+    return value
+
+
+def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    types = {p["name"]: p.get("type") for p in parameters}
+    values: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, text = pair.partition("=")
+        if not equals or not key:
+            raise BadArguments(f"{pair!r} is not an argument; write key=value")
+        try:
+            values[key] = text if types.get(key) == "str" else json.loads(text)
+        except ValueError:
+            values[key] = text
+    return values
+
+
+@click.command()
+@click.argument("job", type=int, required=False)
+@click.option("--status", type=click.Choice(["queued", "processing", *_ENDED]), help="Only jobs with this status.")
+@click.option("--queue", help="Only jobs of this queue.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option("--cursor", type=int, help="Go on below this id.")
+@click.option("--watch", is_flag=True, help="Follow the job to its end, with a progress bar.")
+@where
+@as_json
+def jobs(
+    job: int | None,
+    status: str | None,
+    queue: str | None,
+    limit: int,
+    cursor: int | None,
+    watch: bool,
+    json_: bool,
+    data: str | None,
+    store: str | None,
+    file: Path | None,
+) -> None:
+    """List jobs, newest first; or show JOB with its timeline."""
+    known = settings(data, store, file)
+    if job is not None and watch:
+        raise SystemExit(_watch(known, job))
+    with client.open_store(known) as opened:
+        if job is not None:
+            found = opened.jobs.get(job)
+            show.as_json(found) if json_ else _detail(found)
+            return
+        page, following = opened.jobs.list(status=status, queue=queue, limit=limit, cursor=cursor)
+    if json_:
+        show.as_json({"jobs": page, "next": following})
+        return
+    show.table((">id", "task", "queue", "status", ">attempt", ">progress", "age", "what"), map(_row, page), "no jobs")
+    if following:
+        print(f"older ones: --cursor {following}")
+
+
+def _row(job: dict[str, Any]) -> tuple[Any, ...]:
+    progress = "" if job["progress"] is None else f"{job['progress']:.0f} %"
+    what = job["error"]["code"] if job["error"] and job["status"] in ("failed", "queued") else job["stage"] or ""
+    return (
+        job["id"],
+        job["task"],
+        job["queue"],
+        show.state(job["status"]),
+        f"{job['attempt']}/{job['attempts']}",
+        progress,
+        show.ago(job["created_at"]),
+        what,
+    )
+
+
+def _detail(job: dict[str, Any]) -> None:
+    console = show.console()
+    console.print(
+        f"job {job['id']}  {job['task']}  ",
+        show.state(job["status"]),
+        f"  attempt {job['attempt']} of {job['attempts']}, crashes {job['crashes']}",
+        sep="",
+    )
+    for key in ("queue", "worker", "node", "args", "progress", "stage", "result"):
+        if job[key] not in (None, ""):
+            console.print(f"  {key:<9}{job[key] if isinstance(job[key], str) else json.dumps(job[key])}", markup=False)
+    if job["error"]:
+        console.print(f"  {'error':<9}{job['error']['code']}: {job['error']['message']}", markup=False)
+    for event in job["events"]:
+        data = "" if event["data"] is None else json.dumps(event["data"])
+        console.print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}", markup=False)
+    if job["error"] and job["error"].get("traceback"):
+        console.print("\n" + job["error"]["traceback"], markup=False)
+
+
+def _watch(known: Settings, job: int) -> int:
+    """Follow a job to its end; 0 when it is done, 1 otherwise."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[stage]}"),
+    )
+    with client.open_store(known) as opened:
+        found = opened.jobs.get(job)
+        with Progress(*columns, console=show.console()) as bar:
+            line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
+            while True:
+                found = opened.jobs.get(job)
+                percent = 100 if found["status"] == "done" else found["progress"] or 0
+                bar.update(
+                    line,
+                    completed=percent,
+                    description=f"job {job} {found['task']} {found['status']}",
+                    stage=found["stage"] or "",
+                )
+                if found["status"] in _ENDED:
+                    break
+                time.sleep(0.1)
+    _detail(found)
+    return 0 if found["status"] == "done" else 1
+
+
+@click.command()
+@click.argument("job", type=int)
+@where
+def cancel(job: int, data: str | None, store: str | None, file: Path | None) -> None:
+    """Cancel JOB: a queued one at once, a running one by asking, then by signals."""
+    known = settings(data, store, file)
+    with client.writable_store(known) as opened:
+        found = opened.jobs.cancel(job, now_ms())
+    if found == "processing":
+        if client.node_url(known):
+            client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
+        print(f"job {job} is running and was asked to stop")
+    else:
+        print(f"job {job} is cancelled")
+
+
+@click.command()
+@click.argument("job", type=int)
+@where
+def retry(job: int, data: str | None, store: str | None, file: Path | None) -> None:
+    """Put JOB, which has ended, back into its queue with a fresh budget."""
+    known = settings(data, store, file)
+    with client.writable_store(known) as opened:
+        queue = opened.jobs.retry(job, now_ms())
+        ring(opened.db.path.parent)
+    print(f"job {job} is queued in {queue} again")

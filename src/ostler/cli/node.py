@@ -1,0 +1,61 @@
+"""`ostler up` and `ostler check`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ostler import app as apps
+from ostler import config
+from ostler.cli.options import where
+
+
+@click.command()
+@click.argument("app")
+@where
+@click.option("--host", help="Address to listen on (default: 127.0.0.1).")
+@click.option("--port", type=int, help="Port to listen on (default: 8356; 0: any free one).")
+@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
+@click.option("--name", help="The node's name (default: the host's).")
+@click.option("--log-level", help="debug, info, warning or error.")
+def up(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...], **flags: Any) -> None:
+    """Start a node for APP: path/to/file.py, package.module or package.module:name.
+
+    SIGTERM or Ctrl-C drains: workers finish what they have. A second one forces.
+    """
+    loaded = apps.load(app)
+    settings = loaded.settings(
+        {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
+    )
+    from ostler.runtime import serve  # noqa: PLC0415  only this command needs the web framework
+
+    serve(settings, loaded, app)
+
+
+@click.command()
+@click.argument("app")
+@where
+@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
+def check(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...]) -> None:
+    """Check the settings and APP without starting anything."""
+    loaded = apps.load(app)
+    settings = loaded.settings({"data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file)
+    from ostler.cli import show  # noqa: PLC0415
+    from ostler.jobs import signature  # noqa: PLC0415
+
+    rows: list[Any] = []
+    for task in loaded.tasks.values():
+        takes = ", ".join(
+            p["name"] if p["name"] == "**" else f"{p['name']}: {signature.words(p['type'])}" for p in task.parameters
+        )
+        rows.append(
+            (f"{task.name}({takes})", task.queue, settings.pool(task.queue, loaded.pools.get(task.queue)).workers)
+        )
+    rows += [
+        (" ".join(c.argv), c.name, settings.pool(c.name, loaded.pools.get(c.name)).workers)
+        for c in loaded.commands.values()
+    ]
+    show.table(("what", "pool", ">workers"), rows, f"{app} declares nothing yet")
+    print("all good")

@@ -1,0 +1,38 @@
+"""Options that commands share, and the settings that follow from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ostler import config
+from ostler.config import Settings
+
+
+def where(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--data, --store, --config: which store is meant."""
+    for option in (
+        click.option("--data", metavar="DIR", help="The data directory (default: ./.ostler)."),
+        click.option("--store", metavar="URL", help="The store, when it is not in the data directory."),
+        click.option(
+            "--config",
+            "file",
+            metavar="FILE",
+            type=click.Path(path_type=Path),
+            help="Settings file (default: ./ostler.toml).",
+        ),
+    ):
+        function = option(function)
+    return function
+
+
+def as_json(function: Callable[..., Any]) -> Callable[..., Any]:
+    """--json: for programs."""
+    return click.option("--json", "json_", is_flag=True, help="Print JSON.")(function)
+
+
+def settings(data: str | None, store: str | None, file: Path | None) -> Settings:
+    return config.load({"data": data, "store": store}, file=file)

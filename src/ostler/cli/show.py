@@ -1,0 +1,76 @@
+"""Tables and times for people. Loaded only when something is shown."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_COLOURS = {
+    "healthy": "green",
+    "done": "green",
+    "starting": "cyan",
+    "processing": "cyan",
+    "draining": "yellow",
+    "stopping": "yellow",
+    "degraded": "yellow",
+    "queued": "white",
+    "stopped": "bright_black",
+    "cancelled": "bright_black",
+    "crashed": "red",
+    "failed": "bold red",
+    "error": "bold red",
+}
+
+
+def console() -> Console:
+    return Console(highlight=False, soft_wrap=True)
+
+
+def state(word: str) -> Text:
+    return Text(word, style=_COLOURS.get(word, ""))
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
+    """A plain table, or one sentence when there is nothing."""
+    rows = list(rows)
+    if not rows:
+        print(empty)
+        return
+    shown = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
+    for column in columns:
+        numeric = column.startswith(">")
+        shown.add_column(column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=column != "what")
+    for row in rows:
+        shown.add_row(*(cell if isinstance(cell, Text) else "" if cell is None else str(cell) for cell in row))
+    console().print(shown)
+
+
+def as_json(value: Any) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def ago(at: int | None) -> str:
+    """'3 s ago' for a time in ms."""
+    return "" if at is None else f"{span(max(0.0, time.time() - at / 1000))} ago"
+
+
+def span(seconds: float) -> str:
+    """A duration a person reads at a glance."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h" if seconds < 172800 else f"{seconds / 86400:.0f} d"
+
+
+def clock(at: int) -> str:
+    """The local time of day with milliseconds."""
+    return time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03d}"

@@ -1,0 +1,149 @@
+"""Workers from the terminal: look at them, and tell them what to do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ostler.cli import client, show
+from ostler.cli.options import as_json, settings, where
+from ostler.config import Settings
+from ostler.errors import NotFound
+from ostler.store.health import view
+
+
+@click.command()
+@where
+@as_json
+def workers(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+    """All workers: state, process, memory, current job, crashes."""
+    known = settings(data, store, file)
+    with client.open_store(known) as opened:
+        rows = [view(row) for row in opened.health.get_all_workers()]
+    if json_:
+        show.as_json({"workers": rows})
+        return
+    columns = ("worker", "status", ">pid", ">gen", ">job", ">MB", ">crashes", "last beat", "what")
+    show.table(columns, map(_row, rows), "no workers are known; start a node with 'ostler up'")
+    if client.node_url(known) is None:
+        print("no node is running: this is what was last known")
+
+
+def _row(w: dict[str, Any]) -> tuple[Any, ...]:
+    rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
+    what = ""
+    if w["exit_reason"] and w["status"] in ("crashed", "failed", "stopped"):
+        signal = (w["metadata"] or {}).get("signal")
+        what = f"{w['exit_reason']}, {signal or 'code ' + str(w['exit_code'])}"
+    return (
+        w["component"],
+        show.state(w["status"]),
+        w["pid"],
+        w["generation"],
+        w["current_job"],
+        rss,
+        w["restart_count"],
+        show.ago(w["last_heartbeat"]),
+        what,
+    )
+
+
+@click.command()
+@where
+@as_json
+def health(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+    """Is everything well? Exit code 0 when healthy, 1 when degraded, error or down."""
+    known = settings(data, store, file)
+    if client.node_url(known) is None:
+        with client.open_store(known) as opened:
+            nodes = opened.health.get_nodes()
+        last = show.ago(nodes[0]["last_heartbeat"]) if nodes else "never"
+        if json_:
+            show.as_json({"status": "down", "errors": ["no node is running"], "nodes": [], "workers": {}})
+        else:
+            print(f"down: no node is running on {known.data_dir} (last heard: {last}); start one with 'ostler up'")
+        raise SystemExit(1)
+    found = client.request(known, "GET", "/api/v1/health")
+    if json_:
+        show.as_json(found)
+    else:
+        counts = ", ".join(f"{n} {status}" for status, n in sorted(found["workers"].items())) or "no workers"
+        show.console().print(show.state(found["status"]), f": {counts}", sep="")
+        for error in found["errors"]:
+            print(f"  {error}")
+    raise SystemExit(0 if found["status"] == "healthy" else 1)
+
+
+def _targets(known: Settings, names: tuple[str, ...]) -> list[str]:
+    """Worker names; a pool's name stands for all of its workers, `tag:0` for `worker:tag:0`."""
+    rows = client.request(known, "GET", "/api/v1/workers")["workers"]
+    found: list[str] = []
+    for name in names:
+        matches = [
+            w["component"] for w in rows if name in (w["component"], w["component"].removeprefix("worker:"), w["pool"])
+        ]
+        if not matches:
+            raise NotFound(
+                f"there is no worker or pool {name!r}; known are: {', '.join(w['component'] for w in rows) or 'none'}"
+            )
+        found += matches
+    return found
+
+
+def _verb(name: str, help_: str, done: str) -> click.Command:
+    @click.command(name, help=help_)
+    @click.argument("worker", nargs=-1, required=True)
+    @where
+    def command(worker: tuple[str, ...], data: str | None, store: str | None, file: Path | None) -> None:
+        known = settings(data, store, file)
+        for component in _targets(known, worker):
+            client.request(known, "POST", f"/api/v1/workers/{component}/{name}")
+            print(f"{component} {done}")
+
+    return command
+
+
+drain = _verb("drain", "WORKER (or a pool) finishes what it has, exits and stays stopped.", "drains")
+restart = _verb(
+    "restart", "Reset WORKER (or a pool) and start it; a running one finishes what it has first.", "restarts"
+)
+reset = _verb("reset", "Forget the crashes of WORKER (or a pool): failed becomes stopped.", "is reset")
+kill = _verb("kill", "SIGKILL WORKER (or a pool) now. Its job counts a crash.", "was killed")
+
+
+def _flag(name: str, help_: str) -> click.Command:
+    @click.command(name, help=help_)
+    @click.argument("pool", nargs=-1)
+    @where
+    def command(pool: tuple[str, ...], data: str | None, store: str | None, file: Path | None) -> None:
+        known = settings(data, store, file)
+        for path in [f"/api/v1/pools/{p}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
+            client.request(known, "POST", path)
+        print(f"{', '.join(pool) or 'all pools'} {name}d")
+
+    return command
+
+
+pause = _flag("pause", "Workers of POOL (default: all) stay alive and take nothing new.")
+resume = _flag("resume", "Workers of POOL (default: all) take work again; stopped ones start, failed ones do not.")
+
+
+@click.command()
+@click.argument("worker")
+@click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
+@where
+def logs(worker: str, lines: int, data: str | None, store: str | None, file: Path | None) -> None:
+    """The last output of WORKER, such as worker:tag:0."""
+    known = settings(data, store, file)
+    pool, _, number = worker.removeprefix("worker:").rpartition(":")
+    folder = known.data_dir / "logs"
+    path = folder / f"{pool}-{number}.log"
+    if not pool or not path.exists():
+        have = ", ".join(
+            sorted(f"worker:{p.stem.rpartition('-')[0]}:{p.stem.rpartition('-')[2]}" for p in folder.glob("*.log"))
+        )
+        raise NotFound(f"there is no log of {worker!r}; there are: {have or 'none'}")
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]:
+        print(line)

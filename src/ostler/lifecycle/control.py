@@ -1,0 +1,90 @@
+"""What operators ask of workers. Each verb notes the wish and wakes the supervisor's loop, which does the rest."""
+
+from __future__ import annotations
+
+from ostler.errors import Conflict, NotFound
+from ostler.events import PoolPaused
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.lifecycle.worker import Pool, Slot
+
+
+class Control:
+    """pause, resume, drain, restart, reset, kill."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def slot(self, component: str) -> Slot:
+        """The slot of that name; raises NotFound with the names that exist."""
+        if found := self._supervisor.slots.get(component):
+            return found
+        known = ", ".join(self._supervisor.slots) or "none"
+        raise NotFound(f"there is no worker {component!r} on node {self._supervisor.node}; known are: {known}")
+
+    def pool(self, name: str) -> Pool:
+        """The pool of that name; raises NotFound."""
+        if found := self._supervisor.pools.get(name):
+            return found
+        known = ", ".join(self._supervisor.pools) or "none"
+        raise NotFound(f"there is no pool {name!r} on node {self._supervisor.node}; known are: {known}")
+
+    def drain(self, component: str) -> Status:
+        """Finish what it has, then exit and stay stopped until `restart` or `resume`."""
+        slot = self.slot(component)
+        if slot.status in (Status.STOPPED, Status.FAILED):
+            raise Conflict(f"{component} is {slot.status}; only a running worker can be drained")
+        slot.wanted = False
+        if slot.status is Status.CRASHED:
+            self._supervisor.give_up_waiting(slot)
+        for worker in slot.all():
+            self._supervisor.leave(worker)
+        return slot.status
+
+    def restart(self, component: str) -> Status:
+        """Reset, then start; a running worker finishes what it has first."""
+        slot = self.slot(component)
+        self._supervisor.forget(slot)
+        slot.wanted = True
+        if slot.worker is not None:
+            self._supervisor.leave(slot.worker)
+        self._supervisor.wake()
+        return slot.status
+
+    def reset(self, component: str) -> Status:
+        """Forget the crashes. A failed or crashed worker becomes stopped, and stays so until `restart` or `resume`."""
+        slot = self.slot(component)
+        if slot.worker is None and slot.rest in (Status.FAILED, Status.CRASHED):
+            slot.wanted = False
+        self._supervisor.forget(slot)
+        return slot.status
+
+    def kill(self, component: str) -> Status:
+        """SIGKILL it now; what follows is what follows any crash."""
+        slot = self.slot(component)
+        if not slot.all():
+            raise Conflict(f"{component} is {slot.status}; there is no process to kill")
+        for worker in slot.all():
+            self._supervisor.kill(worker, "killed")
+        return slot.status
+
+    async def pause(self, pool: str | None) -> None:
+        """The workers of the pool (None: all) stay alive, finish what they have, and take nothing new."""
+        await self._set(pool, paused=True)
+
+    async def resume(self, pool: str | None) -> None:
+        """They take work again. Stopped ones are started, failed ones never. Twice is the same as once."""
+        await self._set(pool, paused=False)
+        for slot in self._supervisor.slots.values() if pool is None else self.pool(pool).slots:
+            slot.wanted = True
+        self._supervisor.wake()
+
+    async def _set(self, pool: str | None, *, paused: bool) -> None:
+        if pool is None:
+            self._supervisor.enabled = not paused
+            key, value = "worker_enabled", "false" if paused else "true"
+        else:
+            self.pool(pool).paused = paused
+            key, value = f"pool_paused:{pool}", "true" if paused else "false"
+        self._supervisor.bus.send(PoolPaused(pool, paused))
+        await self._supervisor.records.flag(key, value)

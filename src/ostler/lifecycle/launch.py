@@ -1,0 +1,42 @@
+"""From a pool's spec to a process that can be exec'd: places filled in, environment, mark and log named."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from ostler.lifecycle.process import Launch
+from ostler.lifecycle.worker import PoolSpec, Slot
+
+
+def places(spec: PoolSpec, slot: Slot) -> dict[str, str]:
+    """`{n}` and `{port}` for one worker; a port is looked for only where one is wanted."""
+    wants_port = any("{port}" in part for part in (*spec.argv, *spec.env.values()))
+    return {"n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
+
+
+def prepare(
+    spec: PoolSpec, slot: Slot, generation: int, filled: dict[str, str], token: str, logs: Path, beat: float
+) -> Launch:
+    """The launch of one generation."""
+    return Launch(
+        argv=[_fill(a, filled) for a in spec.argv],
+        env={**os.environ, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
+        mark=f"{token}/{slot.component}/{generation}/",
+        log=logs / f"{spec.name}-{slot.number}.log",
+        cwd=spec.cwd,
+        beat=beat if spec.probe is None else None,
+    )
+
+
+def _fill(text: str, filled: dict[str, str]) -> str:
+    for name, value in filled.items():
+        text = text.replace("{" + name + "}", value)
+    return text
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])

@@ -1,0 +1,117 @@
+"""What the supervisor writes down: health rows, exits, beats. It never waits for the store; a lane writes in order.
+
+The decisions are made from memory, so a locked database delays the record and never a restart.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+
+from ostler.config import Settings
+from ostler.lifecycle import family
+from ostler.lifecycle.restart import History
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.worker import Slot, Worker
+from ostler.store import now_ms
+from ostler.store.health import NODE
+from ostler.store.lanes import Lane
+from ostler.store.rows import ExitRow
+from ostler.store.store import Store
+
+
+class Records:
+    """The node's own part of the health table."""
+
+    def __init__(self, settings: Settings, lane: Lane, token: str) -> None:
+        self._settings, self._lane, self._token = settings, lane, token
+        self._node = settings.node
+        self._generation = 1
+
+    # ---- the node
+
+    async def load(self, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
+        """Register the node and its slots, and fill in what is known of them. Returns (enabled, paused pools)."""
+        return await self._lane.call(lambda store: self._load(store, slots))
+
+    def _load(self, store: Store, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
+        now, health = now_ms(), store.health
+        health.register(self._node, NODE, None, now)
+        row = health.get_node(self._node)
+        self._generation = row["generation"] + 1 if row else 1
+        metadata = {"token": self._token, "boot_id": family.boot_id(), "host": socket.gethostname()}
+        pid = os.getpid()
+        health.mark_starting(self._node, NODE, self._generation, pid, family.start_time(pid), now, metadata)
+        known = {w["component"]: w for w in health.get_all_workers(self._node)}
+        for gone in known.keys() - slots.keys():
+            health.remove(self._node, gone)
+        for slot in slots.values():
+            health.register(self._node, slot.component, slot.pool.spec.name, now)
+            if found := known.get(slot.component):
+                slot.generation = found["generation"]
+                slot.history = self._history(store, slot.component, now, found["streak"], found["restart_count"])
+                if found["status"] == Status.FAILED:
+                    slot.rest = Status.FAILED
+        health.prune(now - int(self._settings.exit_retention * 1000))
+        return store.meta.pauses()
+
+    def _history(self, store: Store, component: str, now: int, streak: int, lifetime: int) -> History:
+        exits = store.health.counted_exits(self._node, component, now - int(self._settings.restart_window * 1000))
+        crashes = tuple(at for at, kind in exits if kind == "crash")
+        return History(crashes, tuple(at for at, kind in exits if kind == "clean"), streak, lifetime)
+
+    def node_moved(self, status: Status) -> None:
+        self._mark(NODE, self._generation, status)
+
+    def node_stopped(self) -> None:
+        row = ExitRow(NODE, self._generation, now_ms(), "stopped", "asked", code=0)
+        self._post(lambda store: store.health.mark_stopped(self._node, row, 0))
+
+    # ---- workers
+
+    def starting(self, worker: Worker) -> None:
+        process, at = worker.process, now_ms()
+        pid, started = (process.pid, process.started) if process else (None, None)
+        component, generation = worker.component, worker.generation
+        self._post(lambda store: store.health.mark_starting(self._node, component, generation, pid, started, at))
+
+    def moved(self, worker: Worker) -> None:
+        self._mark(worker.component, worker.generation, worker.status)
+
+    def stopped(self, row: ExitRow, code: int | None) -> None:
+        self._post(lambda store: store.health.mark_stopped(self._node, row, code))
+
+    def stopped_waiting(self, slot: Slot) -> None:
+        """A crashed slot will not be started again."""
+        self._mark(slot.component, slot.generation, Status.STOPPED)
+
+    def crashed(self, row: ExitRow, code: int | None) -> None:
+        self._post(lambda store: store.health.mark_crashed(self._node, row, code))
+
+    def failed(self, slot: Slot) -> None:
+        self._mark(slot.component, slot.generation, Status.FAILED)
+
+    def settled(self, worker: Worker) -> None:
+        component, generation = worker.component, worker.generation
+        self._post(lambda store: store.health.end_streak(self._node, component, generation))
+
+    def reset(self, slot: Slot) -> None:
+        self._post(lambda store: store.health.reset_restart_count(self._node, slot.component))
+
+    def beats(self, workers: list[Worker]) -> None:
+        """All beats of the node in one statement."""
+        beats: list[tuple[str, int, int, float | None]] = [(NODE, self._generation, now_ms(), None)]
+        beats += [(w.component, w.generation, w.last_beat_ms, w.rss_mb) for w in workers]
+        self._post(lambda store: store.health.update_heartbeats(self._node, beats))
+
+    async def flag(self, key: str, value: str) -> None:
+        """Write a flag of the meta table, and wait until it is there."""
+        await self._lane.call(lambda store: store.meta.set(key, value), patience=self._settings.store_patience)
+
+    def _mark(self, component: str, generation: int, status: Status) -> None:
+        at = now_ms()
+        self._post(lambda store: store.health.mark(self._node, component, generation, status, at))
+
+    def _post(self, work: Callable[[Store], object]) -> None:
+        self._lane.post(work)
