@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import pytest
+
+from ostler.store import Store
+from tests.harness import Node
+
+
+@pytest.fixture
+def store(tmp_path: Path):
+    with Store.open("", tmp_path, durable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def make_node(tmp_path: Path):
+    """Start nodes; each ends with the test, by force if need be."""
+    nodes: list[Node] = []
+    numbers = itertools.count()
+
+    def make(*flags: str, app=None, folder: Path | None = None, start: bool = True, ready: bool = True, **env: str) -> Node:
+        where = folder or tmp_path / f"node{next(numbers)}"
+        node = Node(where, *([app] if app else [Node.__init__.__defaults__[0]]), *flags, **env)
+        nodes.append(node)
+        return node.start(ready=ready) if start else node
+
+    yield make
+    for node in nodes:
+        if node.process is not None and node.process.poll() is None:
+            node.process.terminate()
+            try:
+                node.process.wait(1)
+            except Exception:
+                node.process.kill()
+                node.process.wait()
+
+
+@pytest.fixture
+def node(make_node) -> Node:
+    return make_node("--pool", "work=2", "--pool", "other=1")

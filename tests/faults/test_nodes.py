@@ -1,0 +1,165 @@
+"""What an operator fears for the node: signals, sudden death, and the next start."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.harness import Node, family_of, gone, until
+
+
+def test_sigterm_drains_running_jobs_finish(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_STOP_GRACE="30")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    node.wait_running(job)
+    node.signal(signal.SIGTERM)
+    node.wait_status("worker:work:0", "draining")
+    assert node.get("/readyz")[0] == 503
+    flag.touch()
+    assert node.wait() == 0
+    node.start()
+    done = node.job(job)
+    assert (done["status"], done["attempt"]) == ("done", 1)
+    assert not (node.folder / "node.json").exists() or node.process.poll() is None
+
+
+def test_sigterm_past_the_grace_sends_jobs_back_without_a_crash_mark(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=2", OSTLER_STOP_GRACE="0.5", OSTLER_TERM_GRACE="0.5")
+    note = tmp_path / "tidied"
+    tidy, stubborn = node.enqueue("tidy", path=str(note)), node.enqueue("stubborn", path=str(tmp_path / "never"))
+    node.wait_running(tidy), node.wait_running(stubborn)
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+    assert note.read_text() == "tidied"  # SIGTERM unwinds the job
+    node.start(ready=False)
+    for job in (tidy, stubborn):
+        found = node.job(job)
+        assert found["crashes"] == 0
+        assert node.events(job)[:3] == ["created", "processing", "aborted:shutdown"]
+    rows = [node.get(f"/api/v1/workers/worker:work:{n}")[1] for n in (0, 1)]
+    assert all(r["restart_count"] == 0 for r in rows)
+    assert {e["kind"] for r in rows for e in r["exits"]} == {"asked"}
+
+
+def test_a_second_sigterm_forces(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_STOP_GRACE="600")
+    job = node.enqueue("stubborn", path=str(tmp_path / "never"))
+    node.wait_running(job)
+    node.signal(signal.SIGTERM)
+    node.wait_status("worker:work:0", "draining")
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
+    assert not family_of(node.folder)
+    node.start(ready=False)
+    found = node.job(job)
+    assert found["crashes"] == 0
+    assert "aborted:shutdown" in node.events(job)
+
+
+def test_sigkill_of_the_node_leaves_no_survivor_and_loses_no_job(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=2")
+    flag = tmp_path / "go"
+    jobs = [node.enqueue("wait_for", path=str(flag), children=2) for _ in range(3)]
+    running = [j for j in jobs if node.job(j)["status"] == "processing"]
+    until(lambda: len([j for j in jobs if node.job(j)["status"] == "processing"]) == 2, "two to run")
+    running = [j for j in jobs if node.job(j)["status"] == "processing"]
+    for job in running:
+        node.wait_running(job)
+    assert len(family_of(node.folder)) >= 2 + 2 * 3
+    node.kill()
+    until(lambda: not family_of(node.folder), "no survivors", patience=10)
+    flag.touch()
+    node.start()
+    for job in jobs:
+        done = node.wait_job(job)
+        assert (done["status"], done["crashes"]) == ("done", 0)
+    for job in running:
+        assert node.events(job)[:3] == ["created", "processing", "requeued:stale"]
+
+
+def test_what_two_kills_at_once_leave_is_swept_at_the_next_start(make_node, tmp_path: Path) -> None:
+    """Node, guard and worker die together: nobody is left to clean up, but the next start does."""
+    node = make_node("--pool", "work=1")
+    job = node.enqueue("wait_for", path=str(tmp_path / "go"), children=2)
+    worker = node.wait_running(job)
+    guard = next(p for p in _children(node.pid) if "family.py" in _cmdline(p))
+    for pid in (node.pid, guard, worker["pid"]):
+        os.kill(pid, signal.SIGSTOP)  # nobody reacts to another's death any more
+    for pid in (guard, worker["pid"], node.pid):
+        os.kill(pid, signal.SIGKILL)
+    node.wait()
+    left = family_of(node.folder)
+    assert left, "the children of the killed worker should have been left over"
+    (tmp_path / "go").touch()
+    node.start()
+    assert all(gone(pid) for pid in left)
+    assert node.wait_job(job)["status"] == "done"
+
+
+def test_a_killed_guard_is_replaced(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.2")
+    guard = next(p for p in _children(node.pid) if "family.py" in _cmdline(p))
+    os.kill(guard, signal.SIGKILL)
+    until(lambda: [p for p in _children(node.pid) if "family.py" in _cmdline(p) and p != guard], "another guard")
+
+
+def test_a_node_that_was_stopped_for_a_while_does_not_blame_its_workers(make_node) -> None:
+    node = make_node("--pool", "work=2", OSTLER_HEARTBEAT_INTERVAL="0.3", OSTLER_STALE_AFTER="1.5")
+    before = {w["component"]: w["generation"] for w in node.workers()}
+    node.signal(signal.SIGSTOP)
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 3, "twice the stale limit to pass")
+    node.signal(signal.SIGCONT)
+    beat = max(w["last_heartbeat"] for w in node.workers())
+    node.wait_worker("worker:work:0", "to beat", lambda w: w["last_heartbeat"] > beat + 1000)
+    assert {w["component"]: w["generation"] for w in node.workers()} == before
+
+
+def test_a_second_node_on_the_same_data_directory_is_refused(node: Node) -> None:
+    argv = [sys.executable, "-m", "ostler", "up", str(node.app), "--data", str(node.folder), "--port", "0"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=node.env)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert f"pid {node.pid}" in done.stderr
+    assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
+
+
+def test_a_taken_port_is_refused_and_leaves_nothing_running(node: Node, tmp_path: Path) -> None:
+    port = node.url.rpartition(":")[2]
+    argv = [sys.executable, "-m", "ostler", "up", str(node.app), "--data", str(tmp_path / "b"), "--port", port]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=node.env)
+    assert done.returncode == 2
+    assert f"127.0.0.1:{port}" in done.stderr
+    assert "--port" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not family_of(tmp_path / "b")
+
+
+def test_sigterm_while_starting_ends_cleanly(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "slow_start.py"
+    app.write_text(
+        "import os, time\nfrom ostler import Ostler\nif 'OSTLER_COMPONENT' in os.environ: time.sleep(300)\n"
+        "app = Ostler()\n@app.job(queue='q')\ndef hi(job): ...\n"
+    )
+    node = make_node("--pool", "q=2", app=app, ready=False, OSTLER_STOP_GRACE="0.2", OSTLER_TERM_GRACE="0.2")
+    node.wait_status("worker:q:0", "starting")
+    assert node.stop() == 0
+    assert not family_of(node.folder)
+
+
+def _children(pid: int) -> list[int]:
+    from ostler.lifecycle import family
+
+    return [p.pid for p in family.processes() if p.parent == pid and not p.zombie]
+
+
+def _cmdline(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+    except OSError:
+        return ""

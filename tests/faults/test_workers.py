@@ -1,0 +1,315 @@
+"""What an operator fears for workers, done to real processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Node, gone, until
+
+
+def test_kill_9_in_mid_job_sends_the_job_back_with_a_crash_mark(node: Node, tmp_path: Path) -> None:
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    victim = node.wait_running(job)
+    os.kill(victim["pid"], signal.SIGKILL)
+    until(lambda: "requeued:crash" in node.events(job), "the job to be back")
+    flag.touch()
+    done = node.wait_job(job, "done")
+    assert done["result"] == "seen"
+    assert (done["attempt"], done["crashes"]) == (2, 1)
+    assert node.events(job) == ["created", "processing", "requeued:crash", "processing", "done"]
+    assert "SIGKILL" in next(e for e in done["events"] if e["name"] == "requeued:crash")["data"]["message"]
+
+
+def test_a_killed_worker_comes_back_as_the_next_generation_with_an_exit_record(node: Node) -> None:
+    before = node.worker("worker:work:0")
+    os.kill(before["pid"], signal.SIGKILL)
+    after = node.wait_worker("worker:work:0", "a new generation", lambda w: w["status"] == "healthy" and w["generation"] == 2)
+    assert after["pid"] != before["pid"]
+    assert after["restart_count"] == 1
+    exits = node.get("/api/v1/workers/worker:work:0")[1]["exits"]
+    assert [(e["reason"], e["code"], e["signal"], e["kind"]) for e in exits] == [("signal", -9, "SIGKILL", "crash")]
+    assert exits[0]["peak_rss_mb"] > 5
+
+
+def test_the_exit_record_has_the_last_log_lines_and_the_job(node: Node) -> None:
+    job = node.enqueue("crash", code=7, times=1)
+    assert node.wait_job(job)["status"] == "done"
+    exits = [e for n in (0, 1) for e in node.get(f"/api/v1/workers/worker:work:{n}")[1]["exits"]]
+    record = next(e for e in exits if e["code"] == 7)
+    assert record["reason"] == "exit"
+    assert record["job"] == job
+    assert f"last words of {job}" in record["log"]
+
+
+def test_kill_9_before_the_first_beat_is_noticed_and_restarted(make_node, tmp_path: Path) -> None:
+    """A worker that dies while it imports its app has no beat and no ready: its death is seen all the same."""
+    app = tmp_path / "dies.py"
+    app.write_text(
+        "import os, signal, pathlib\n"
+        "from ostler import Ostler\n"
+        "tries = pathlib.Path(__file__).with_name('tries')\n"
+        "if 'OSTLER_COMPONENT' in os.environ:\n"
+        "    n = len(tries.read_text()) if tries.exists() else 0\n"
+        "    tries.write_text('x' * (n + 1))\n"
+        "    if n < 2: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "app = Ostler()\n"
+        "@app.job(queue='q')\n"
+        "def hi(job): return 'hi'\n"
+    )
+    node = make_node("--pool", "q=1", app=app)
+    worker = node.worker("worker:q:0")
+    assert (worker["status"], worker["generation"], worker["restart_count"]) == ("healthy", 3, 2)
+    assert node.wait_job(node.enqueue("hi"))["result"] == "hi"
+
+
+def test_the_third_crash_makes_a_job_toxic_and_the_worker_goes_on(make_node) -> None:
+    node = make_node("--pool", "work=1")
+    bad, good = node.enqueue("crash"), node.enqueue("add", a=1, b=2)
+    failed = node.wait_job(bad)
+    assert (failed["status"], failed["error"]["code"], failed["crashes"], failed["attempt"]) == ("failed", "TOXIC", 3, 3)
+    assert node.events(bad) == ["created", *["processing", "requeued:crash"] * 2, "processing", "failed"]
+    assert node.wait_job(good)["result"] == 3
+
+
+def test_an_unasked_exit_0_in_mid_job_is_a_crash_for_the_job_but_not_for_the_worker(make_node) -> None:
+    node = make_node("--pool", "work=1")
+    job = node.wait_job(node.enqueue("crash", code=0, times=1))
+    assert (job["status"], job["crashes"]) == ("done", 1)
+    assert node.worker("worker:work:0")["restart_count"] == 0
+
+
+def test_sigstop_past_stale_is_silence_and_the_ghost_is_refused(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="2")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    ghost = node.wait_running(job)
+    os.kill(ghost["pid"], signal.SIGSTOP)
+    flag.touch()  # the ghost would finish at once if it ever ran again
+    node.wait_worker("worker:work:0", "a successor", lambda w: w["generation"] > ghost["generation"])
+    try:
+        os.kill(ghost["pid"], signal.SIGCONT)
+    except ProcessLookupError:
+        pass
+    done = node.wait_job(job)
+    assert (done["status"], done["attempt"], done["crashes"]) == ("done", 2, 1)
+    exits = node.get("/api/v1/workers/worker:work:0")[1]["exits"]
+    assert exits[-1]["reason"] == "silence"
+    assert gone(ghost["pid"])
+
+
+def test_silence_shows_seed_code_minus_2_in_the_health_row(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="1.5", OSTLER_RESTART_LIMIT="1")
+    os.kill(node.worker("worker:work:0")["pid"], signal.SIGSTOP)
+    row = node.wait_status("worker:work:0", "failed")
+    assert (row["exit_code"], row["exit_reason"]) == (-2, "silence")
+
+
+def test_a_job_longer_than_the_stale_limit_is_not_killed(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.4", OSTLER_STALE_AFTER="2")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    worker = node.wait_running(job)
+    began = time.monotonic()
+    until(lambda: time.monotonic() > began + 4, "twice the stale limit to pass")
+    flag.touch()
+    done = node.wait_job(job)
+    assert (done["status"], done["attempt"]) == ("done", 1)
+    assert node.worker("worker:work:0")["generation"] == worker["generation"] == 1
+
+
+def _crash_until_failed(node: Node, component: str) -> int:
+    """Kill the worker each time it is healthy, until the supervisor gives up."""
+    kills = 0
+    while True:
+        row = node.wait_status(component, "healthy", "failed")
+        if row["status"] == "failed":
+            return kills
+        os.kill(row["pid"], signal.SIGKILL)
+        kills += 1
+        pid = row["pid"]
+        node.wait_worker(component, "to notice", lambda w: w["pid"] != pid)
+
+
+def test_five_crashes_make_a_worker_failed_and_it_stays_so_until_reset(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=1", OSTLER_RESTART_LIMIT="5")
+    assert _crash_until_failed(node, "worker:work:0") == 5
+    row = node.worker("worker:work:0")
+    assert (row["status"], row["restart_count"], row["exit_code"], row["pid"]) == ("failed", 5, -9, None)
+
+    for action in ("pause", "resume", "resume"):
+        assert node.post(f"/api/v1/workers/{action}")[0] == 200
+    beats = node.worker("worker:other:0")["last_heartbeat"]
+    node.wait_worker("worker:other:0", "three more beats", lambda w: w["last_heartbeat"] > beats + 1500)
+    assert node.worker("worker:work:0")["status"] == "failed"
+    health = node.get("/api/v1/health")[1]
+    assert health["status"] == "error"
+    assert "worker:work:0 is failed" in health["errors"]
+    assert node.get("/readyz")[0] == 503
+
+    # … and after a restart of the node, because the history is durable
+    node.stop()
+    node.start(ready=False)
+    node.wait_status("worker:other:0", "healthy")
+    assert node.worker("worker:work:0")["status"] == "failed"
+
+    assert node.post("/api/v1/workers/worker:work:0/reset")[0] == 200
+    row = node.wait_status("worker:work:0", "stopped")
+    assert row["restart_count"] == 0
+    assert node.post("/api/v1/workers/worker:work:0/restart")[0] == 200
+    node.wait_status("worker:work:0", "healthy")
+    assert node.wait_job(node.enqueue("add", a=2, b=2))["result"] == 4
+
+
+def test_restart_alone_revives_a_failed_worker(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_RESTART_LIMIT="1")
+    assert _crash_until_failed(node, "worker:work:0") == 1
+    node.post("/api/v1/workers/worker:work:0/restart")
+    assert node.wait_status("worker:work:0", "healthy")["restart_count"] == 0
+
+
+def test_the_lifetime_limit_counts_across_restarts_of_the_node(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_RESTART_LIFETIME="3", OSTLER_RESTART_WINDOW="0.001")
+    for generation in (1, 2):
+        row = node.wait_worker("worker:work:0", "healthy", lambda w: w["status"] == "healthy" and w["generation"] == generation)
+        os.kill(row["pid"], signal.SIGKILL)
+    node.wait_worker("worker:work:0", "third generation", lambda w: w["status"] == "healthy" and w["generation"] == 3)
+    node.stop()
+    node.start()
+    assert _crash_until_failed(node, "worker:work:0") == 1
+
+
+def test_resume_twice_starts_nothing_twice(node: Node) -> None:
+    before = {w["component"]: (w["pid"], w["generation"]) for w in node.workers()}
+    for action in ("pause", "resume", "resume", "resume"):
+        assert node.post(f"/api/v1/workers/{action}") == (200, {"ok": True, "action": action})
+    assert node.wait_job(node.enqueue("add", a=1))["result"] == 2
+    assert {w["component"]: (w["pid"], w["generation"]) for w in node.workers()} == before
+
+
+def test_pause_during_a_long_job_lets_it_finish_and_takes_nothing_new(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    flag = tmp_path / "go"
+    running = node.enqueue("wait_for", path=str(flag))
+    worker = node.wait_running(running)
+    node.post("/api/v1/workers/pause")
+    waiting = node.enqueue("add", a=1)
+    flag.touch()
+    assert node.wait_job(running)["status"] == "done"
+    beat = node.worker("worker:work:0")["last_heartbeat"]
+    row = node.wait_worker("worker:work:0", "to beat on", lambda w: w["last_heartbeat"] > beat)
+    assert (row["status"], row["pid"], row["current_job"]) == ("healthy", worker["pid"], None)
+    assert node.job(waiting)["status"] == "queued"
+    assert node.get("/api/v1/info")[1]["worker_enabled"] is False
+    node.post("/api/v1/workers/resume")
+    assert node.wait_job(waiting)["status"] == "done"
+
+
+def test_a_pause_outlives_the_node(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=1")
+    node.post("/api/v1/pools/work/pause")
+    node.stop()
+    node.start()
+    paused, free = node.enqueue("add", a=1), node.enqueue("other")
+    assert node.wait_job(free)["status"] == "done"
+    assert node.job(paused)["status"] == "queued"
+    node.post("/api/v1/pools/work/resume")
+    assert node.wait_job(paused)["status"] == "done"
+
+
+def test_drain_finishes_the_job_then_the_worker_stays_stopped(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    node.wait_running(job)
+    assert node.post("/api/v1/workers/worker:work:0/drain")[0] == 200
+    node.wait_status("worker:work:0", "draining")
+    behind = node.enqueue("add", a=1)
+    flag.touch()
+    assert node.wait_job(job)["status"] == "done"
+    row = node.wait_status("worker:work:0", "stopped")
+    assert (row["exit_code"], row["exit_reason"]) == (0, "stopped")
+    assert node.job(behind)["status"] == "queued"
+    assert node.post("/api/v1/workers/worker:work:0/drain")[0] == 409
+    node.post("/api/v1/workers/worker:work:0/restart")
+    assert node.wait_job(behind)["status"] == "done"
+
+
+def test_kill_through_the_api_is_a_crash(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    node.wait_running(job)
+    assert node.post("/api/v1/workers/worker:work:0/kill")[0] == 200
+    node.wait_worker("worker:work:0", "next generation", lambda w: w["generation"] == 2 and w["status"] == "healthy")
+    flag.touch()
+    done = node.wait_job(job)
+    assert (done["status"], done["crashes"]) == ("done", 1)
+
+
+def test_what_a_killed_worker_left_behind_is_ended_even_in_other_sessions(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    job = node.enqueue("wait_for", path=str(tmp_path / "never"), children=3)
+    victim = node.wait_running(job)
+    kids = next(e for e in node.job(job)["events"] if e["name"] == "begun")["data"]["kids"]
+    assert not any(gone(kid) for kid in kids)
+    os.kill(victim["pid"], signal.SIGKILL)
+    until(lambda: all(gone(kid) for kid in kids), "the children to be gone")
+    node.wait_worker("worker:work:0", "next generation", lambda w: w["generation"] == 2)
+
+
+def test_a_startup_deadline_kills_and_counts(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "slow_import.py"
+    app.write_text(
+        "import os, time\nfrom ostler import Ostler\nif 'OSTLER_COMPONENT' in os.environ: time.sleep(300)\n"
+        "app = Ostler()\n@app.job(queue='q')\ndef hi(job): ...\n"
+    )
+    node = make_node("--pool", "q=1", app=app, ready=False, OSTLER_STARTUP_DEADLINE="1", OSTLER_RESTART_LIMIT="2")
+    row = node.wait_status("worker:q:0", "failed")
+    assert (row["exit_reason"], row["restart_count"]) == ("startup-deadline", 2)
+
+
+def test_an_app_that_breaks_in_the_worker_is_named_in_its_exit_record(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "broken.py"
+    app.write_text(
+        "import os\nfrom ostler import Ostler\nif 'OSTLER_COMPONENT' in os.environ: raise RuntimeError('no models here')\n"
+        "app = Ostler()\n@app.job(queue='q')\ndef hi(job): ...\n"
+    )
+    node = make_node("--pool", "q=1", app=app, ready=False, OSTLER_RESTART_LIMIT="2")
+    row = node.wait_status("worker:q:0", "failed")
+    assert (row["exit_reason"], row["exit_code"]) == ("app-load", 70)
+    assert any("no models here" in line for line in row["metadata"]["log"])
+
+
+@pytest.mark.parametrize("warm", ["false", "true"])
+def test_recycling_by_count_never_interrupts_and_loses_nothing(make_node, warm: str) -> None:
+    node = make_node("--pool", "work=2", OSTLER_RECYCLE_COUNT="3", OSTLER_RECYCLE_WARM=warm)
+    jobs = [node.enqueue("who") for _ in range(12)]
+    results = [node.wait_job(j) for j in jobs]
+    assert all(r["status"] == "done" and r["crashes"] == 0 for r in results)
+    served: dict[int, int] = {}
+    for r in results:
+        served[r["result"]] = served.get(r["result"], 0) + 1
+    assert len(served) >= 4
+    if warm == "false":
+        assert max(served.values()) <= 3
+    assert all(w["restart_count"] == 0 for w in node.workers())
+
+
+def test_recycling_by_memory(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_RECYCLE_RSS_MB="150", OSTLER_HEARTBEAT_INTERVAL="0.2")
+    first = node.wait_job(node.enqueue("grows", mb=200))["result"]
+    node.wait_worker("worker:work:0", "a fresh worker", lambda w: w["generation"] == 2 and w["status"] == "healthy")
+    assert node.wait_job(node.enqueue("who"))["result"] != first
+    assert node.worker("worker:work:0")["restart_count"] == 0
+
+
+def test_recycling_by_age(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_RECYCLE_AGE="0.5")
+    row = node.wait_worker("worker:work:0", "the third generation", lambda w: w["generation"] >= 3)
+    assert row["restart_count"] == 0
