@@ -163,9 +163,12 @@ class Dispatcher:
         rooms: dict[str, list[tuple[int, int, str]]] = {}
         if not self.supervisor.enabled or self.supervisor.stopping:
             return {}
+        now = time.monotonic()
         for seat in self._seats.values():
             if not seat.worker.accepting or seat.cancel_by is not None or seat.timed_out:
                 continue
+            if seat.jobs and (seat.recalled or now > seat.began + _RECALL_AFTER):
+                continue  # it is at a long one: nothing is put behind that
             queue, held = seat.worker.pool.spec.name, len(seat.jobs)
             depth = self._durations.handover(queue)
             limit = seat.worker.pool.spec.recycle.count
@@ -401,7 +404,7 @@ class Dispatcher:
             elif seat.kill_by is not None and now >= seat.kill_by:
                 self.supervisor.kill(seat.worker, "cancelled")
             elif seat.kill_by is None and seat.cancel_by is not None and now >= seat.cancel_by:
-                self.supervisor.terminate(seat.worker)
+                self.supervisor.terminate(seat.worker, "cancelled")
                 seat.kill_by = now + self._settings.term_grace
             if len(seat.jobs) > 1 and not seat.recalled and now >= seat.began + _RECALL_AFTER:
                 self._recall(seat)

@@ -23,6 +23,8 @@ def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limi
     """The reason and the kind of an end: asked, clean or crash."""
     if worker.killing is not None:
         return Exit(worker.killing, "asked" if worker.killing in ON_PURPOSE else "crash", ended.code, ended.signal)
+    if worker.parting is not None:
+        return Exit(worker.parting, "asked", ended.code, ended.signal)
     if worker.status is Status.STOPPING:
         return Exit("stopped", "asked", ended.code, ended.signal)
     if ended.code == 0:

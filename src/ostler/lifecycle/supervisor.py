@@ -492,8 +492,9 @@ class Supervisor:
         self.bus.send(WorkerMoved(slot.component, slot.generation, Status.CRASHED, slot.rest, reason="drained"))
         self.records.stopped_waiting(slot)
 
-    def terminate(self, worker: Worker) -> None:
-        """SIGTERM to the worker's group: what it serves was cancelled and did not listen."""
+    def terminate(self, worker: Worker, reason: str) -> None:
+        """SIGTERM to the worker's group for the sake of what it serves; if it ends by that, nobody is blamed."""
+        worker.parting = reason
         if worker.process:
             worker.process.signal(signal.SIGTERM)
 

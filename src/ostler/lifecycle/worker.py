@@ -136,6 +136,7 @@ class Worker:
     leave_by: float | None = None  # … by then, or signals follow
     signalled: float | None = None  # SIGTERM was sent at
     killing: str | None = None  # SIGKILL was sent, because of
+    parting: str | None = None  # SIGTERM was sent for what it serves, because of
     settled: bool = False  # healthy for long enough
     ended: Ended | None = None
 

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import pytest
+
+from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
+from ostler.jobs import signature
+
+
+def task(job: Any, name: str, size: int, ratio: float = 1.0, flags: list[bool] | None = None, mode: Literal["a", "b"] = "a") -> None: ...
+
+
+PARAMETERS = signature.describe(task)
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        {"name": "x", "size": 1},
+        {"name": "x", "size": 1, "ratio": 2, "flags": [True], "mode": "b"},
+        {"name": "x", "size": 1, "ratio": 2.5, "flags": None},
+    ],
+)
+def test_arguments_that_fit_are_taken(args: dict[str, Any]) -> None:
+    signature.check("task", PARAMETERS, args)
+
+
+@pytest.mark.parametrize(
+    ("args", "complaint"),
+    [
+        ({"size": 1}, "'name' is missing"),
+        ({"name": 5, "size": 1}, "'name' must be str, found 5"),
+        ({"name": "x", "size": "1"}, "'size' must be int"),
+        ({"name": "x", "size": True}, "'size' must be int"),
+        ({"name": "x", "size": 1.5}, "'size' must be int"),
+        ({"name": "x", "size": 1, "more": 2}, "'more' is not a parameter"),
+        ({"name": "x", "size": 1, "flags": [1]}, "'flags' must be list of bool or null"),
+        ({"name": "x", "size": 1, "mode": "c"}, '\'mode\' must be one of "a", "b"'),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_in_words(args: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(BadArguments, match=".") as raised:
+        signature.check("task", PARAMETERS, args)
+    assert complaint in str(raised.value)
+    assert "It takes (name: str, size: int" in str(raised.value)
+
+
+def test_all_complaints_come_at_once() -> None:
+    with pytest.raises(BadArguments) as raised:
+        signature.check("task", PARAMETERS, {"size": "x", "y": 1})
+    assert all(word in str(raised.value) for word in ("'name' is missing", "'size' must be int", "'y' is not a parameter"))
+
+
+def test_extra_keywords_are_taken_where_the_task_takes_them() -> None:
+    signature.check("t", signature.describe(lambda job, **more: None), {"anything": 1})
+
+
+@pytest.mark.parametrize("function", [lambda: None, lambda *a: None, lambda job, x, /: None, lambda job, *x: None])
+def test_a_function_that_cannot_be_a_job_is_refused(function: Any) -> None:
+    with pytest.raises(ConfigError):
+        signature.describe(function)
+
+
+@pytest.mark.parametrize("value", [{1, 2}, float("nan"), float("inf"), b"x", object()])
+def test_what_is_not_json_is_refused(value: Any) -> None:
+    with pytest.raises(BadArguments, match="JSON"):
+        signature.encode("t", {"x": value}, 1000)
+
+
+def test_the_size_limit_is_exact() -> None:
+    assert len(signature.encode("t", {"x": "a" * 92}, 100)) == 100
+    with pytest.raises(PayloadTooLarge, match="101 bytes"):
+        signature.encode("t", {"x": "a" * 93}, 100)
