@@ -1,0 +1,130 @@
+"""The health table: seed 001's operations, with generations."""
+
+from __future__ import annotations
+
+from ostler.store import Store
+from ostler.store.rows import ExitRow
+from ostler.store.sweep import recover_dead_nodes
+
+NODE, W = "n", "worker:tag:0"
+
+
+def start(store: Store, generation: int = 1, now: int = 100) -> None:
+    store.health.register(NODE, W, "tag", now)
+    assert store.health.mark_starting(NODE, W, generation, 4242, 77, now)
+
+
+def test_a_worker_walks_through_its_states(store: Store) -> None:
+    start(store)
+    health = store.health
+    assert health.get_component(NODE, W)["status"] == "starting"
+    assert health.mark_healthy(NODE, W, 1, 200)
+    assert health.is_healthy(NODE, W, 30_000, 30_200)
+    assert not health.is_healthy(NODE, W, 30_000, 30_201)
+    assert health.mark_draining(NODE, W, 1, 300)
+    assert health.mark_stopping(NODE, W, 1, 300)
+    assert health.mark_stopped(NODE, ExitRow(W, 1, 400, "stopped", "asked", code=0), 0)
+    row = health.get_component(NODE, W)
+    assert (row["status"], row["pid"], row["exit_code"], row["last_heartbeat"]) == ("stopped", None, 0, 200)
+
+
+def test_a_ghost_cannot_overwrite_its_successor(store: Store) -> None:
+    start(store, 1)
+    start(store, 2)
+    health = store.health
+    assert not health.mark_starting(NODE, W, 2, 1, 1, 500)
+    assert not health.mark_healthy(NODE, W, 1, 500)
+    assert not health.mark_crashed(NODE, ExitRow(W, 1, 500, "signal", "crash", code=-9), -9)
+    assert not health.mark_failed(NODE, W, 1, 500)
+    assert health.update_heartbeats(NODE, [(W, 1, 900, 5.0)]) == 0
+    row = health.get_component(NODE, W)
+    assert (row["generation"], row["status"], row["restart_count"], row["last_heartbeat"]) == (2, "starting", 0, 100)
+    assert health.exits(NODE, W) == []
+
+
+def test_a_crash_is_counted_recorded_and_does_not_refresh_the_beat(store: Store) -> None:
+    start(store)
+    store.health.mark_healthy(NODE, W, 1, 200)
+    row = ExitRow(W, 1, 900, "signal", "crash", code=-9, signal="SIGKILL", peak_rss_mb=12.5, job=7, log=["bye"])
+    assert store.health.mark_crashed(NODE, row, -9)
+    found = store.health.get_component(NODE, W)
+    assert (found["status"], found["restart_count"], found["streak"], found["last_restart"], found["last_heartbeat"]) == ("crashed", 1, 1, 900, 200)
+    assert found["metadata"]["log"] == ["bye"]
+    (exit_,) = store.health.exits(NODE, W)
+    assert (exit_["reason"], exit_["signal"], exit_["peak_rss_mb"], exit_["job"], exit_["log"]) == ("signal", "SIGKILL", 12.5, 7, ["bye"])
+    assert store.health.counted_exits(NODE, W, 0) == [(900, "crash")]
+
+
+def test_starting_again_clears_the_last_exit(store: Store) -> None:
+    start(store)
+    store.health.mark_crashed(NODE, ExitRow(W, 1, 900, "exit", "crash", code=1), 1)
+    start(store, 2)
+    row = store.health.get_component(NODE, W)
+    assert (row["exit_code"], row["exit_reason"], row["metadata"], row["restart_count"]) == (None, None, None, 1)
+
+
+def test_reset_forgets_and_only_reset_leads_out_of_failed(store: Store) -> None:
+    start(store)
+    store.health.mark_crashed(NODE, ExitRow(W, 1, 900, "exit", "crash", code=1), 1)
+    store.health.mark_failed(NODE, W, 1, 900)
+    store.health.register(NODE, W, "tag", 1000)
+    assert store.health.get_component(NODE, W)["status"] == "failed"
+    assert store.health.reset_restart_count(NODE, W)
+    row = store.health.get_component(NODE, W)
+    assert (row["status"], row["restart_count"], row["last_restart"], row["exit_code"], row["metadata"]) == ("stopped", 0, None, None, None)
+    assert store.health.counted_exits(NODE, W, 0) == []
+    assert len(store.health.exits(NODE, W)) == 1
+
+
+def test_all_beats_are_one_statement(store: Store) -> None:
+    names = [f"worker:tag:{n}" for n in range(12)]
+    for name in names:
+        store.health.register(NODE, name, "tag", 1)
+        store.health.mark_starting(NODE, name, 1, 1, 1, 1)
+    statements = []
+    store.db._connection.set_trace_callback(statements.append)
+    assert store.health.update_heartbeats(NODE, [(n, 1, 5000, 10.0) for n in names]) == 12
+    store.db._connection.set_trace_callback(None)
+    assert len(statements) == 1
+    rows = store.health.get_all_workers(NODE)
+    assert [r["component"] for r in rows] == names  # in the order of their numbers, not of their letters
+    assert all((r["last_heartbeat"], r["rss_mb"]) == (5000, 10.0) for r in rows)
+
+
+def test_the_nodes_own_row_is_apart_from_the_workers(store: Store) -> None:
+    start(store)
+    store.health.register(NODE, "node", None, 1)
+    store.health.mark_starting(NODE, "node", 1, 1, 1, 1)
+    assert [w["component"] for w in store.health.get_all_workers()] == [W]
+    assert store.health.get_node(NODE)["component"] == "node"
+    store.health.clean_worker_state(NODE)
+    assert store.health.get_all_workers() == []
+    store.health.clean_all(NODE)
+    assert store.health.get_node(NODE) is None
+
+
+def test_flags_default_to_enabled(store: Store) -> None:
+    assert store.meta.pauses() == (True, frozenset())
+    store.meta.set("worker_enabled", "false")
+    store.meta.set("pool_paused:tag", "true")
+    store.meta.set("pool_paused:x", "false")
+    assert store.meta.pauses() == (False, frozenset({"tag"}))
+
+
+def test_a_dead_node_is_recovered_and_a_live_one_is_left_alone(store: Store) -> None:
+    start(store)
+    store.health.mark_healthy(NODE, W, 1, 1)
+    for node in (NODE, "alive"):
+        store.health.register(node, "node", None, 1)
+        store.health.mark_starting(node, "node", 1, 1, 1, 1)
+    ended = []
+
+    def end(node, workers) -> int:
+        ended.append((node["node"], [w["component"] for w in workers]))
+        return 0
+
+    recover_dead_nodes(store, 5, lambda row: row["node"] == "alive", end)
+    recover_dead_nodes(store, 6, lambda row: row["node"] == "alive", end)
+    assert ended == [(NODE, [W])]
+    assert store.health.get_component(NODE, W)["exit_reason"] == "node-died"
+    assert store.health.get_node("alive")["status"] == "starting"

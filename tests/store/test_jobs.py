@@ -1,0 +1,253 @@
+"""What the store promises about jobs."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from ostler.errors import ConfigError, Conflict, NotFound, StoreBusy
+from ostler.store import Store, now_ms
+from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+
+
+def put(store: Store, count: int = 1, **more) -> list[int]:
+    return store.jobs.enqueue([NewJob("t", more.pop("queue", "q"), "{}", **more) for _ in range(count)], more.pop("now", 1000))
+
+
+def claim(store: Store, count: int = 1, queue: str = "q", node: str = "n", now: int = 2000):
+    return store.jobs.turn(Turn(node, now, wants={queue: ["worker:q:0"] * count})).claims
+
+
+def done(c, **more) -> Finish:
+    return Finish(c.id, c.fence, "done", 2000, 3000, "done", result="1", **more)
+
+
+def names(store: Store, job: int) -> list[str]:
+    return [e["name"] for e in store.jobs.events(job)]
+
+
+def test_a_claim_is_fenced_and_counted_once(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    assert (c.id, c.attempt, c.fence, c.worker) == (job, 1, 1, "worker:q:0")
+    assert claim(store) == []
+    row = store.jobs.get(job)
+    assert (row["status"], row["attempt"], row["node"], row["worker"]) == ("processing", 1, "n", "worker:q:0")
+
+
+def test_a_late_result_of_a_lost_claim_is_dropped(store: Store) -> None:
+    (job,) = put(store)
+    (ghost,) = claim(store)
+    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(ghost.id, ghost.fence, "requeued:crash", 2500, crash=1)]))
+    taken = store.jobs.turn(Turn("n", 2600, finishes=[done(ghost)]))
+    assert taken.lost == [job]
+    assert store.jobs.get(job)["status"] == "queued"
+    (heir,) = claim(store)
+    assert heir.fence == ghost.fence + 1
+    late = store.jobs.turn(Turn("n", 2700, finishes=[done(ghost)], notes=[Note(job, ghost.fence, "x", 1)], requeues=[]))
+    assert late.lost == [job]
+    assert store.jobs.get(job)["status"] == "processing"
+    assert store.jobs.turn(Turn("n", 2800, finishes=[done(heir)])).lost == []
+    again = store.jobs.turn(Turn("n", 2900, finishes=[done(heir)]))  # the same result twice
+    assert again.lost == [job]
+    assert names(store, job) == ["created", "processing", "requeued:crash", "processing", "done"]
+
+
+def test_a_returned_job_has_its_attempt_back_but_never_its_fence(store: Store) -> None:
+    (job,) = put(store)
+    (first,) = claim(store)
+    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(job, first.fence, "returned", 2500, refund=1)]))
+    (second,) = claim(store)
+    assert (second.attempt, second.fence) == (1, 2)
+    assert store.jobs.turn(Turn("n", 2600, finishes=[done(first)])).lost == [job]
+
+
+def test_state_and_timeline_are_one_transaction(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    store.db._connection.execute("CREATE TEMP TRIGGER no_events BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    with pytest.raises(sqlite3.IntegrityError):
+        store.jobs.turn(Turn("n", 2600, finishes=[done(c)]))
+    store.db._connection.execute("DROP TRIGGER no_events")
+    assert store.jobs.get(job)["status"] == "processing"
+    assert store.jobs.turn(Turn("n", 2600, finishes=[done(c)])).lost == []
+
+
+def test_notes_number_the_timeline_in_order_and_keep_the_last_progress(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    notes = [Note(job, c.fence, "source:ready", 10), Note(job, c.fence, "progress", 11, 10.0, "a"), Note(job, c.fence, "progress", 12, 20.0)]
+    store.jobs.turn(Turn("n", 2600, notes=notes, finishes=[done(c)]))
+    row = store.jobs.get(job)
+    assert [(e["seq"], e["name"]) for e in row["events"]] == [
+        (1, "created"), (2, "processing"), (3, "source:ready"), (4, "progress"), (5, "progress"), (6, "done"),
+    ]  # fmt: skip
+    assert (row["progress"], row["stage"]) == (20.0, "a")
+
+
+def test_priority_then_age_decides_the_order(store: Store) -> None:
+    ids = [put(store, priority=p)[0] for p in (0, 5, -1, 5, 0)]
+    assert [c.id for c in claim(store, 5)] == [ids[1], ids[3], ids[0], ids[4], ids[2]]
+
+
+def test_queues_do_not_mix(store: Store) -> None:
+    (a,), (b,) = put(store, queue="a"), put(store, queue="b")
+    taken = store.jobs.turn(Turn("n", 2000, wants={"a": ["w1", "w2"], "b": ["w3"]}))
+    assert [(c.id, c.worker) for c in taken.claims] == [(a, "w1"), (b, "w3")]
+
+
+def test_later_jobs_are_not_claimed_before_their_time(store: Store) -> None:
+    (job,) = put(store, run_at=5000)
+    taken = store.jobs.turn(Turn("n", 4999, wants={"q": ["w"]}))
+    assert (taken.claims, taken.next_due) == ([], 5000)
+    assert not store.jobs.ready(["q"], 4999)
+    assert store.jobs.ready(["q"], 5000)
+    assert [c.id for c in claim(store, now=5000)] == [job]
+
+
+def test_recover_sends_a_dead_nodes_claims_back_once_and_blames_nobody(store: Store) -> None:
+    jobs = put(store, 3)
+    claim(store, 2, node="dead"), claim(store, 1, node="alive")
+    assert store.jobs.recover("dead", 9000, "gone") == jobs[:2]
+    assert store.jobs.recover("dead", 9000, "gone") == []
+    row = store.jobs.get(jobs[0])
+    assert (row["status"], row["attempt"], row["crashes"]) == ("queued", 1, 0)
+    assert names(store, jobs[0]) == ["created", "processing", "requeued:stale"]
+    assert store.jobs.get(jobs[2])["status"] == "processing"
+
+
+def test_a_cancelled_running_job_does_not_go_back_to_the_queue(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    assert store.jobs.cancel(job, 2100) == "processing"
+    assert store.jobs.cancel(job, 2200) == "processing"
+    assert store.jobs.wanted_cancels("n") == [job]
+    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(job, c.fence, "requeued:crash", 2500, crash=1)]))
+    assert store.jobs.get(job)["status"] == "cancelled"
+    assert names(store, job) == ["created", "processing", "cancel:requested", "cancelled"]
+
+
+def test_cancel_and_retry_know_the_states(store: Store) -> None:
+    (job,) = put(store)
+    with pytest.raises(Conflict, match=f"job {job} is queued"):
+        store.jobs.retry(job, 1)
+    assert store.jobs.cancel(job, 1) == "queued"
+    with pytest.raises(Conflict, match=f"job {job} is cancelled"):
+        store.jobs.cancel(job, 1)
+    assert store.jobs.retry(job, 1) == "q"
+    assert store.jobs.get(job)["status"] == "queued"
+    for verb in (store.jobs.cancel, store.jobs.retry):
+        with pytest.raises(NotFound, match="no job 999"):
+            verb(999, 1)
+
+
+def test_pages_are_complete_and_newest_first(store: Store) -> None:
+    ids = put(store, 25)
+    found, cursor = [], None
+    while True:
+        page, cursor = store.jobs.list(limit=10, cursor=cursor)
+        found += [j["id"] for j in page]
+        if cursor is None:
+            break
+    assert found == ids[::-1]
+    assert store.jobs.list(status="done") == ([], None)
+
+
+def test_ids_are_never_used_twice(store: Store) -> None:
+    (first,) = put(store)
+    store.db._connection.execute("DELETE FROM jobs")
+    assert put(store)[0] > first
+
+
+def test_the_claim_uses_its_index(store: Store) -> None:
+    plan = store.db._connection.execute("EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1}).fetchall()
+    assert "USING INDEX jobs_ready" in plan[0][3]
+    assert not any("TEMP B-TREE" in row[3] for row in plan)
+
+
+def _claim_all(folder: str, node: str, start, out) -> None:
+    with Store.open("", Path(folder), durable=False) as store:
+        start.wait()
+        mine = []
+        while claims := store.jobs.turn(Turn(node, now_ms(), wants={"q": [node] * 7})).claims:
+            mine += [(c.id, c.fence) for c in claims]
+        out.put((node, mine))
+
+
+def test_two_nodes_worth_of_claimers_on_1000_jobs_take_each_once(store: Store, tmp_path: Path) -> None:
+    put(store, 1000)
+    context = multiprocessing.get_context("spawn")
+    start, out = context.Event(), context.Queue()
+    claimers = [context.Process(target=_claim_all, args=(str(tmp_path), f"node{n}", start, out)) for n in range(4)]
+    for c in claimers:
+        c.start()
+    start.set()
+    found = dict(out.get(timeout=60) for _ in claimers)
+    for c in claimers:
+        c.join()
+    taken = [job for mine in found.values() for job, _ in mine]
+    assert len(taken) == len(set(taken)) == 1000
+    assert all(fence == 1 for mine in found.values() for _, fence in mine)
+    for node, mine in found.items():
+        assert all(store.jobs.get(job)["node"] == node for job, _ in mine[:5])
+
+
+def test_a_locked_database_says_busy_and_stores_nothing(tmp_path: Path, store: Store) -> None:
+    with Store.open("", tmp_path, busy_timeout=0.05) as other:
+        store.db._connection.execute("BEGIN IMMEDIATE")
+        with pytest.raises(StoreBusy, match="nothing was stored"):
+            put(other)
+        store.db._connection.execute("ROLLBACK")
+        assert len(put(other)) == 1
+    assert store.jobs.list()[0][0]["id"] == 1
+
+
+def test_a_file_that_is_no_database_and_a_newer_schema_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "ostler.db").write_bytes(b"not a database at all, but long enough to be looked at" * 20)
+    with pytest.raises(ConfigError, match="not a usable SQLite database"):
+        Store.open("", tmp_path)
+    newer = tmp_path / "newer"
+    Store.open("", newer).close()
+    with sqlite3.connect(newer / "ostler.db") as connection:
+        connection.execute("PRAGMA user_version = 99")
+    connection.close()
+    with pytest.raises(ConfigError, match="schema 99"):
+        Store.open("", newer)
+
+
+def test_migrating_at_once_from_many_threads_is_safe(tmp_path: Path) -> None:
+    errors = []
+
+    def open_it() -> None:
+        try:
+            Store.open("", tmp_path / "new").close()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert errors == []
+
+
+def test_an_enqueue_is_synced_and_a_claim_is_not(tmp_path: Path) -> None:
+    with Store.open("", tmp_path) as durable, Store.open("", tmp_path, durable=False) as quick:
+        levels = [s.db._connection.execute("PRAGMA synchronous").fetchone()[0] for s in (durable, quick)]
+        assert levels == [2, 1]
+        assert durable.db._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
+
+
+def test_strange_text_survives(store: Store) -> None:
+    args = {"s": "ü \x00 \ud800 \" \\ \n 💥"}
+    (job,) = store.jobs.enqueue([NewJob("t", "q", json.dumps(args))], 1)
+    (c,) = claim(store)
+    assert json.loads(c.args) == args
+    store.jobs.turn(Turn("n", 3, finishes=[Finish(job, c.fence, "done", 1, 2, "done", result=json.dumps(args))]))
+    assert store.jobs.get(job)["result"] == args

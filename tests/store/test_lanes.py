@@ -1,0 +1,74 @@
+"""Lanes: the loop never waits for a disk, and a busy store delays but loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from ostler.errors import StoreBusy
+from ostler.store import Store
+from ostler.store.lanes import Lane
+from ostler.store.rows import NewJob
+
+
+def run(work) -> None:
+    asyncio.run(work())
+
+
+def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        await lane.call(lambda s: None)
+        with Store.open("", tmp_path) as blocker:
+            blocker.db._connection.execute("BEGIN IMMEDIATE")
+            write = asyncio.create_task(lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1)))
+            while lane.trouble_since is None:
+                await asyncio.sleep(0.005)
+            assert not write.done()
+            blocker.db._connection.execute("COMMIT")
+            assert await write == [1]
+        assert lane.trouble_since is None
+        await lane.close()
+
+    run(main)
+
+
+def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        await lane.call(lambda s: None)
+        with Store.open("", tmp_path) as blocker:
+            blocker.db._connection.execute("BEGIN IMMEDIATE")
+            with pytest.raises(StoreBusy):
+                await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1), patience=0.1)
+            blocker.db._connection.execute("COMMIT")
+            assert blocker.jobs.list() == ([], None)
+        await lane.close()
+
+    run(main)
+
+
+def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        with pytest.raises(ZeroDivisionError):
+            await lane.call(lambda s: 1 // 0)
+        lane.post(lambda s: 1 // 0)
+        assert await lane.call(lambda s: "still here") == "still here"
+        await lane.close()
+
+    run(main)
+
+
+def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path) -> None:
+    async def main() -> list[int]:
+        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        seen: list[int] = []
+        for n in range(50):
+            lane.post(lambda s, n=n: seen.append(n))
+        await lane.close()
+        return seen
+
+    assert asyncio.run(main()) == list(range(50))
