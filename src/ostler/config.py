@@ -250,7 +250,7 @@ def check(settings: Settings) -> None:
 
 
 def _check_stale(key: str, stale: float, beat: float) -> None:
-    if stale < 3 * beat:
+    if stale < 3 * beat - 1e-9:
         raise ConfigError(
             f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late beat would kill a healthy worker"
         )

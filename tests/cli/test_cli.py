@@ -1,0 +1,188 @@
+"""The command line, run as a user runs it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.harness import APP, FAST, Node, until
+
+
+def ostler(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith("OSTLER_")}
+    return subprocess.run([sys.executable, "-m", "ostler", *args], capture_output=True, text=True, timeout=90, cwd=cwd, env={**clean, **FAST, **env})
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    running = Node(tmp_path_factory.mktemp("cli") / "data", APP, "--pool", "work=2", "--pool", "other=1").start()
+    yield running
+    running.stop()
+
+
+def refused(done: subprocess.CompletedProcess[str], *words: str) -> None:
+    assert done.returncode == 2, done
+    assert "Traceback" not in done.stderr
+    assert done.stderr.strip().count("\n") == 0, done.stderr
+    assert all(word in done.stderr for word in words), done.stderr
+
+
+def test_enqueue_watch_and_look(node: Node) -> None:
+    where = ("--data", str(node.folder))
+    done = ostler("enqueue", "add", "a=40", "b=2", "--watch", *where)
+    assert done.returncode == 0, done.stderr
+    assert "result   42" in done.stdout
+    assert "processing" in done.stdout
+    found = json.loads(ostler("enqueue", "other", "say=123", "--json", *where).stdout)
+    assert found["args"] == {"say": "123"}  # declared as text, stays text
+    node.wait_job(found["id"])
+    assert f"{found['id']}" in ostler("jobs", *where).stdout
+    assert json.loads(ostler("jobs", str(found["id"]), "--json", *where).stdout)["result"] == "123"
+    assert json.loads(ostler("jobs", "--status", "done", "--limit", "1", "--json", *where).stdout)["jobs"]
+    failed = ostler("enqueue", "gives_up", "--watch", *where)
+    assert failed.returncode == 1
+    assert "VALIDATION: this can never work" in failed.stdout
+
+
+def test_workers_health_pause_resume_drain_restart_reset(node: Node) -> None:
+    where = ("--data", str(node.folder))
+    assert "worker:work:0" in ostler("workers", *where).stdout
+    assert len(json.loads(ostler("workers", "--json", *where).stdout)["workers"]) == 3
+    health = ostler("health", *where)
+    assert (health.returncode, health.stdout.strip()) == (0, "healthy: 3 healthy")
+    assert ostler("pause", *where).stdout == "all pools paused\n"
+    assert node.get("/api/v1/info")[1]["worker_enabled"] is False
+    assert ostler("resume", *where).stdout == "all pools resumed\n"
+    assert ostler("pause", "other", *where).returncode == 0
+    assert [p["paused"] for p in node.get("/api/v1/info")[1]["pools"] if p["pool"] == "other"] == [True]
+    assert ostler("resume", "other", *where).returncode == 0
+    assert ostler("drain", "other:0", *where).stdout == "worker:other:0 drains\n"
+    node.wait_status("worker:other:0", "stopped")
+    assert ostler("restart", "other", *where).returncode == 0
+    node.wait_status("worker:other:0", "healthy")
+    assert ostler("reset", "worker:work:0", *where).returncode == 0
+    assert ostler("kill", "worker:other:0", *where).returncode == 0
+    node.wait_worker("worker:other:0", "again", lambda w: w["status"] == "healthy" and w["restart_count"] == 1)
+    refused(ostler("drain", "nope", *where), "no worker or pool 'nope'", "worker:work:0")
+
+
+def test_cancel_retry_and_logs(node: Node) -> None:
+    where = ("--data", str(node.folder))
+    job = json.loads(ostler("enqueue", "add", "a=1", "--delay", "3600", "--json", *where).stdout)["id"]
+    assert ostler("cancel", str(job), *where).stdout == f"job {job} is cancelled\n"
+    assert ostler("retry", str(job), *where).returncode == 0
+    assert node.wait_job(job)["result"] == 2
+    running = node.enqueue("listens")
+    node.wait_running(running)
+    assert "asked to stop" in ostler("cancel", str(running), *where).stdout
+    assert node.wait_job(running)["status"] == "cancelled"
+    node.wait_job(node.enqueue("other", say="seen in the log"))
+    until(lambda: "seen in the log" in ostler("logs", "worker:other:0", *where).stdout, "the line")
+    refused(ostler("logs", "worker:nope:0", *where), "worker:work:0")
+    refused(ostler("cancel", "99999", *where), "no job 99999")
+
+
+@pytest.mark.parametrize(
+    ("args", "words"),
+    [
+        (("enqueue", "nope"), ["no task 'nope'", "add"]),
+        (("enqueue", "add"), ["'a' is missing"]),
+        (("enqueue", "add", "a=x"), ["'a' must be int", '"x"']),
+        (("enqueue", "add", "a"), ["key=value"]),
+        (("enqueue", "add", "a=1", "--timeout", "-1"), ["timeout must be more than 0"]),
+        (("enqueue", "add", "--args", "[1]"), ["JSON object"]),
+        (("jobs", "424242"), ["no job 424242"]),
+    ],
+)
+def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, ...], words: list[str]) -> None:
+    before = node.get("/api/v1/jobs?limit=1")[1]["jobs"]
+    refused(ostler(*args, "--data", str(node.folder)), *words)
+    assert node.get("/api/v1/jobs?limit=1")[1]["jobs"] == before
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "toml", "words"),
+    [
+        ((), {}, "heartbeat_intervall = 5", ["heartbeat_intervall", "did you mean 'heartbeat_interval'"]),
+        ((), {}, "[pools.work]\nsize = 3", ["pools.work.size", "not a known setting"]),
+        ((), {}, "port = 'x'", ["port", "whole number"]),
+        ((), {}, "not toml", ["not valid TOML"]),
+        ((), {}, "[pools.nope]\nworkers = 3", ["'nope'", "work"]),
+        ((), {"OSTLER_STALE_AFTER": "10", "OSTLER_HEARTBEAT_INTERVAL": "5"}, "", ["stale_after (10 s)", "3 x heartbeat_interval (5 s)"]),
+        ((), {"OSTLER_HEARTBEAT_INTERVALL": "5"}, "", ["OSTLER_HEARTBEAT_INTERVALL", "did you mean OSTLER_HEARTBEAT_INTERVAL"]),
+        ((), {"OSTLER_PORT": "http"}, "", ["OSTLER_PORT", "'http'"]),
+        ((), {"OSTLER_STOP_GRACE": "-1"}, "", ["stop_grace must not be negative"]),
+        (("--pool", "work"), {}, "", ["--pool", "name=number"]),
+        (("--host", "0.0.0.0"), {}, "", ["OSTLER_TOKEN"]),
+        (("--data", "/proc/nope"), {}, "", ["/proc/nope", "--data"]),
+        (("--store", "mysql://x"), {}, "", ["mysql", "not supported"]),
+        (("--config", "missing.toml"), {}, "", ["missing.toml", "does not exist"]),
+    ],
+)
+def test_wrong_configuration_is_refused_with_one_sentence(tmp_path: Path, args: tuple[str, ...], env: dict[str, str], toml: str, words: list[str]) -> None:
+    (tmp_path / "ostler.toml").write_text(toml)
+    refused(ostler("up", str(APP), "--port", "0", *args, cwd=tmp_path, **env), *words)
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("nowhere.py", ["no file nowhere.py"]),
+        ("no.such.module", ["no module 'no.such.module'"]),
+        ("json:app", ["no Ostler app named 'app'"]),
+        ("json", ["no app"]),
+    ],
+)
+def test_an_app_that_cannot_be_found_is_refused(tmp_path: Path, target: str, words: list[str]) -> None:
+    refused(ostler("up", target, cwd=tmp_path), *words)
+
+
+def test_an_app_that_cannot_be_imported_shows_why(tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("import nonexistent_thing\n")
+    done = ostler("up", "bad.py", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "bad.py cannot be loaded: ModuleNotFoundError: No module named 'nonexistent_thing'" in done.stderr
+
+
+def test_commands_without_a_node_say_what_to_do(tmp_path: Path) -> None:
+    for command in (("workers",), ("health",), ("jobs",), ("enqueue", "x")):
+        refused(ostler(*command, cwd=tmp_path), "ostler up")
+    refused(ostler("pause", cwd=tmp_path), "no node runs", "ostler up")
+
+
+def test_check_names_what_the_app_declares(tmp_path: Path) -> None:
+    done = ostler("check", str(APP), cwd=tmp_path)
+    assert done.returncode == 0
+    assert "add(a: int, b: int)" in done.stdout
+    assert "all good" in done.stdout
+    assert not (tmp_path / ".ostler").exists()
+
+
+def test_jobs_can_be_enqueued_while_no_node_runs(make_node) -> None:
+    node = make_node("--pool", "work=1")
+    node.stop()
+    job = json.loads(ostler("enqueue", "add", "a=1", "--json", "--data", str(node.folder)).stdout)["id"]
+    down = ostler("health", "--data", str(node.folder))
+    assert down.returncode == 1
+    assert "down" in down.stdout
+    node.start()
+    assert node.wait_job(job)["result"] == 2
+
+
+def test_a_taken_port_and_module_names_work(make_node, tmp_path: Path) -> None:
+    node = make_node(app="ostler.apps.demo:app")
+    job = node.wait_job(node.enqueue("count_primes", below=100_000))
+    assert job["result"] == {"below": 100_000, "primes": 9592}
+
+
+def test_the_demo_ends_by_itself_without_a_terminal(tmp_path: Path) -> None:
+    done = ostler("demo", "--data", str(tmp_path / "demo"))
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert "6 of 6 jobs done" in done.stdout
+    assert "kill -9" in done.stdout
+    assert "requeued:crash" in done.stdout

@@ -1,0 +1,71 @@
+"""10,000 jobs from four processes at once, while workers are killed at random: each is done exactly once."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.harness import Node, until
+
+JOBS = 10_000
+_PRODUCER = """
+import sys, work
+from ostler.jobs.producer import prepare
+single, bulk = int(sys.argv[1]), int(sys.argv[2])
+for _ in range(single):
+    work.noop.enqueue()
+producer = work.app.producer
+for _ in range(bulk // 100):
+    producer.enqueue([prepare({"noop": work.noop.row}, "noop", {}, 1000) for _ in range(100)])
+"""
+
+
+def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
+    node = make_node("--pool", "work=3", OSTLER_CRASH_LIMIT="1000", OSTLER_LOG_LEVEL="warning")
+    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    producers = [subprocess.Popen([sys.executable, "-c", _PRODUCER, "100", str(JOBS // 4 - 100)], env=env) for _ in range(4)]
+    dice = random.Random(42)
+    kills = 0
+
+    def step() -> bool:
+        nonlocal kills
+        alive = [w for w in node.workers() if w["pid"] and w["status"] == "healthy"]
+        if alive and kills < 60:
+            try:
+                os.kill(dice.choice(alive)["pid"], signal.SIGKILL)
+                kills += 1
+            except ProcessLookupError:
+                pass
+        depth = node.get("/api/v1/info")[1]["queues"]["work"]
+        ended = all(p.poll() is not None for p in producers)
+        return ended and not depth["queued"] and not depth["processing"] and not depth["scheduled"]
+
+    began = time.monotonic()
+    until(step, "all jobs to end", patience=110)
+    assert all(p.wait() == 0 for p in producers)
+    assert kills >= 10, f"only {kills} kills in {time.monotonic() - began:.1f} s"
+    _check(node)
+
+
+def _check(node: Node) -> None:
+    import sqlite3
+
+    node.stop()
+    connection = sqlite3.connect(node.folder / "ostler.db")
+    assert connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall() == [("done", JOBS)]
+    # exactly one `done` in each timeline, and it is the last event
+    assert connection.execute("SELECT count(*) FROM job_events WHERE name = 'done'").fetchone() == (JOBS,)
+    last = "SELECT count(*) FROM jobs JOIN job_events e ON e.job = jobs.id AND e.seq = jobs.seq WHERE e.name = 'done'"
+    assert connection.execute(last).fetchone() == (JOBS,)
+    # every run is accounted for: it ended in done, in a crash, or was never begun
+    runs = "SELECT sum(attempt), sum(crashes) FROM jobs"
+    attempts, crashes = connection.execute(runs).fetchone()
+    assert attempts == JOBS + crashes
+    gaps = "SELECT count(*) FROM jobs WHERE seq <> (SELECT count(*) FROM job_events WHERE job = jobs.id)"
+    assert connection.execute(gaps).fetchone() == (0,)
+    connection.close()

@@ -1,0 +1,149 @@
+"""What holds the project together: layers, public names, documented settings, light workers."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import ostler
+from ostler import config
+
+ROOT = Path(__file__).resolve().parent.parent
+SOURCE = ROOT / "src" / "ostler"
+
+# Imports go down only. A file's layer is its folder (or its name, at the top level).
+LAYERS = [
+    {"cli", "__main__"},
+    {"runtime"},
+    {"apps"},
+    {"web"},
+    {"app"},
+    {"jobs", "calls", "sessions"},
+    {"lifecycle"},
+    {"store"},
+    {"config", "errors", "events"},
+]
+# Programs of their own, like the CLI: they may load an app.
+PROGRAMS = {"jobs/runner.py"}
+RANK = {name: number for number, names in enumerate(LAYERS) for name in names}
+
+
+def _imports(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text())
+    typing_only = {
+        id(node)
+        for guard in ast.walk(tree)
+        if isinstance(guard, ast.If) and isinstance(guard.test, ast.Name) and guard.test.id == "TYPE_CHECKING"
+        for node in ast.walk(guard)
+    }
+    found = set()
+    for node in ast.walk(tree):
+        if id(node) in typing_only:
+            continue
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ostler"):
+            found |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "ostler" else {node.module}
+        elif isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names if alias.name.startswith("ostler.")}
+    return found
+
+
+def test_imports_go_down_only() -> None:
+    wrong = []
+    for path in SOURCE.rglob("*.py"):
+        own = path.relative_to(SOURCE).parts[0].removesuffix(".py")
+        if own == "__init__" or str(path.relative_to(SOURCE)) in PROGRAMS:
+            continue
+        for name in _imports(path):
+            parts = name.split(".")
+            if len(parts) > 1 and parts[1] in RANK and RANK[parts[1]] < RANK[own]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert wrong == []
+
+
+def test_the_public_names_are_these() -> None:
+    assert ostler.__all__ == sorted(ostler.__all__)
+    assert set(ostler.__all__) == {
+        "BadArguments", "Cancelled", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId", "NotFound", "Ostler",
+        "OstlerError", "PayloadTooLarge", "Retry", "StoreBusy", "Task", "UnknownTask", "load",
+    }  # fmt: skip
+    assert all(hasattr(ostler, name) for name in ostler.__all__)
+
+
+def test_importing_ostler_and_the_runner_loads_no_third_party_module() -> None:
+    """A worker costs what its own imports cost."""
+    code = (
+        "import sys, ostler, ostler.jobs.runner\n"
+        "outside = {m.partition('.')[0] for m in sys.modules} - set(sys.stdlib_module_names) - {'ostler', '__main__'}\n"
+        "heavy = {'asyncio', 'sqlite3', 'http', 'ostler.store', 'ostler.web', 'ostler.runtime', 'ostler.lifecycle.supervisor'} & set(sys.modules)\n"
+        "print(sorted(n for n in outside if not n.startswith('_')), sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE.parent)})
+    assert done.stdout.strip() == "[] []"
+
+
+def test_every_setting_is_documented_with_its_variable_and_default() -> None:
+    text = (ROOT / "docs" / "settings.md").read_text()
+    for name, field in config.NODE_KEYS.items():
+        row = re.search(rf"^\| `{name}` \| `OSTLER_{name.upper()}` \| `?([^|`]*)`? \|", text, re.MULTILINE)
+        assert row, f"docs/settings.md has no row for {name}"
+        shown = {"": '""', True: "true", False: "false"}.get(field.default, str(field.default)) if not isinstance(field.default, float) else f"{field.default:g}"
+        assert row.group(1).strip() == shown, f"{name}: documented as {row.group(1)!r}, is {shown!r}"
+    for name in config.POOL_KEYS:
+        assert f"`{name}`" in text.partition("[pools.")[2], f"docs/settings.md does not name pools.<name>.{name}"
+
+
+def test_every_setting_can_come_from_toml_environment_and_flags(tmp_path: Path) -> None:
+    values = {"str": "debug", "int": 7, "float": 45.5, "bool": True}
+    for name, field in config.NODE_KEYS.items():
+        value = values[str(field.type)]
+        if name in ("store", "data", "name", "token", "host"):
+            value = "localhost"
+        toml = tmp_path / "o.toml"
+        text = {True: "true"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
+        base = "stale_after = 1000\n" if name != "stale_after" else ""
+        toml.write_text(f"{base}{name} = {text}\n".replace("'", '"'))
+        assert getattr(config.load(file=toml, environ={}), name) == value
+        variables = {"OSTLER_STALE_AFTER": "1000"} | {f"OSTLER_{name.upper()}": str(value)}
+        if name == "stale_after":
+            variables["OSTLER_HEARTBEAT_INTERVAL"] = "5"
+        assert getattr(config.load(environ=variables), name) == value
+        flags = {"stale_after": 1000.0} | {name: value}
+        assert getattr(config.load(flags, environ=variables | {f"OSTLER_{name.upper()}": str(value)}), name) == value
+
+
+def test_flags_beat_environment_beats_toml_beats_code(tmp_path: Path) -> None:
+    toml = tmp_path / "o.toml"
+    toml.write_text("data = 'toml'\nport = 1\nname = 'toml'\n[pools.tag]\nworkers = 1\nstop_grace = 3\n")
+    found = config.load(
+        {"name": "flag", "pools": {"tag": 9}}, code={"data": "code", "store": "sqlite"}, file=toml, environ={"OSTLER_PORT": "2", "OSTLER_NAME": "env", "OSTLER_POOLS": "tag=5,b=6"}
+    )
+    assert (found.store, found.data, found.port, found.name) == ("sqlite", "toml", 2, "flag")
+    assert (found.pools["tag"].workers, found.pools["tag"].stop_grace, found.pools["b"].workers) == (9, 3.0, 6)
+
+
+def test_a_pool_takes_its_own_then_the_codes_then_the_nodes_value() -> None:
+    settings = config.load({"pools": {"a": 4}}, environ={})
+    declared = config.PoolSettings(workers=7, stop_grace=1.0)
+    found = settings.pool("a", declared)
+    assert (found.workers, found.stop_grace, found.startup_deadline) == (4, 1.0, 60.0)
+    assert settings.pool("b").workers == 2
+
+
+def test_the_defaults_are_the_designs() -> None:
+    s = config.Settings()
+    assert (s.heartbeat_interval, s.stale_after, s.startup_deadline, s.stop_grace, s.term_grace) == (5, 30, 60, 10, 2)
+    assert (s.healthy_after, s.restart_limit, s.restart_window, s.restart_lifetime, s.backoff_max) == (300, 5, 300, 20, 60)
+    assert (s.port, s.host, s.data, s.max_payload, s.poll_interval, s.crash_limit) == (8356, "127.0.0.1", ".ostler", 1_048_576, 1, 2)
+
+
+def test_files_stay_small() -> None:
+    long = {str(p.relative_to(SOURCE)): n for p in SOURCE.rglob("*.py") if (n := len(p.read_text().splitlines())) > 600}
+    assert long == {}
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    assert f'version = "{ostler.__version__}"' in (ROOT / "pyproject.toml").read_text()
+    assert f"## [{ostler.__version__}]" in (ROOT / "CHANGELOG.md").read_text() or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
