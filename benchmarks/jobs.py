@@ -44,7 +44,8 @@ class Bench:
     def __init__(self, workers: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ostler-bench-"))
         (self.folder / "bench_app.py").write_text(APP)
-        self.env = {**os.environ, "OSTLER_DATA": str(self.folder / "data"), "OSTLER_LOG_LEVEL": "warning"}
+        self.env = {**os.environ, "OSTLER_DATA": str(self.folder / "data"), "OSTLER_LOG_LEVEL": "error", "OSTLER_CANCEL_GRACE": "0.05", "OSTLER_TERM_GRACE": "0.2"}
+        self.env |= {"OSTLER_BACKOFF_MAX": "0.1", "OSTLER_RESTART_LIMIT": "1000", "OSTLER_RESTART_LIFETIME": "1000"}
         argv = [sys.executable, "-m", "ostler", "up", "bench_app.py", "--port", "0", "--pool", f"bench={workers}"]
         self.node = subprocess.Popen(argv, cwd=self.folder, env=self.env)
         self.url = self._wait(self._address)
@@ -146,7 +147,7 @@ def crash(bench: Bench, count: int) -> None:
         back = bench._wait(lambda: next((e["at"] for e in bench.get(f"/api/v1/jobs/{job}")["events"] if e["name"] == "requeued:crash"), None))
         waits.append(back - killed)
         bench.post(f"/api/v1/jobs/{job}/cancel")
-        bench.post(f"/api/v1/workers/{bench.get(f'/api/v1/jobs/{job}')['worker'] or found['worker']}/restart")
+        bench._wait(lambda: bench.get(f"/api/v1/jobs/{job}")["status"] == "cancelled")
     waits.sort()
     print(f"worker killed -> its job back in the queue     p50 {statistics.median(waits):.1f} ms, max {waits[-1]:.1f} ms ({count} kills)")
 

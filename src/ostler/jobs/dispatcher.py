@@ -34,7 +34,8 @@ from ostler.store.store import Store
 log = logging.getLogger("ostler.jobs")
 
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
-_HANDOVER_MOST = 32
+_HANDOVER_MOST = 128
+_GATHER = 0.003  # a turn waits so long for more results, while every worker still has enough in hand
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 _RECALL_AFTER = 0.050  # a running job that lasts longer gives back what waits behind it
 
@@ -122,6 +123,8 @@ class Dispatcher:
     async def _run(self) -> None:
         while True:
             await self._bell.wait()
+            if self._unhurried():
+                await asyncio.sleep(_GATHER)
             self._bell.clear()
             turn = self._collect()
             if turn is None:
@@ -137,6 +140,10 @@ class Dispatcher:
             self._deliver(taken)
             if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
                 self._bell.set()  # there may be more than was asked for
+
+    def _unhurried(self) -> bool:
+        """Whether all workers have so much in hand that the next turn may gather a larger batch first."""
+        return all(len(seat.jobs) > 8 for seat in self._seats.values()) and bool(self._seats)
 
     async def _turn(self, turn: Turn) -> Taken:
         taken = await self._writer.call(lambda store: store.jobs.turn(turn))
