@@ -44,7 +44,13 @@ class Bench:
     def __init__(self, workers: int) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="ostler-bench-"))
         (self.folder / "bench_app.py").write_text(APP)
-        self.env = {**os.environ, "OSTLER_DATA": str(self.folder / "data"), "OSTLER_LOG_LEVEL": "error", "OSTLER_CANCEL_GRACE": "0.05", "OSTLER_TERM_GRACE": "0.2"}
+        self.env = {
+            **os.environ,
+            "OSTLER_DATA": str(self.folder / "data"),
+            "OSTLER_LOG_LEVEL": "error",
+            "OSTLER_CANCEL_GRACE": "0.05",
+            "OSTLER_TERM_GRACE": "0.2",
+        }
         self.env |= {"OSTLER_BACKOFF_MAX": "0.1", "OSTLER_RESTART_LIMIT": "1000", "OSTLER_RESTART_LIFETIME": "1000"}
         argv = [sys.executable, "-m", "ostler", "up", "bench_app.py", "--port", "0", "--pool", f"bench={workers}"]
         self.node = subprocess.Popen(argv, cwd=self.folder, env=self.env)
@@ -77,7 +83,9 @@ class Bench:
 
     def post(self, path: str, body=None):
         data = None if body is None else json.dumps(body).encode()
-        with urllib.request.urlopen(urllib.request.Request(self.url + path, data=data, method="POST"), timeout=30) as response:
+        with urllib.request.urlopen(
+            urllib.request.Request(self.url + path, data=data, method="POST"), timeout=30
+        ) as response:
             return json.loads(response.read())
 
     def processes(self) -> list[int]:
@@ -85,7 +93,9 @@ class Bench:
 
     def cpu(self, pids: list[int]) -> dict[int, float]:
         tick = os.sysconf("SC_CLK_TCK")
-        return {p: sum(map(int, Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[11:13])) / tick for p in pids}
+        return {
+            p: sum(map(int, Path(f"/proc/{p}/stat").read_text().rpartition(")")[2].split()[11:13])) / tick for p in pids
+        }
 
     def close(self) -> None:
         self.node.terminate()
@@ -108,14 +118,18 @@ def throughput(bench: Bench, count: int) -> None:
     before, began = bench.cpu(pids), time.perf_counter()
     bench.post("/api/v1/workers/resume")
     db = sqlite3.connect(bench.folder / "data" / "ostler.db")
-    while db.execute("SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0) OR EXISTS (SELECT 1 FROM jobs WHERE status = 'processing')").fetchone()[0]:
+    while db.execute(
+        "SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0) OR EXISTS (SELECT 1 FROM jobs WHERE status = 'processing')"
+    ).fetchone()[0]:
         time.sleep(0.02)
     took = time.perf_counter() - began
     after = bench.cpu(pids)
     node = after[pids[0]] - before[pids[0]]
     workers = sum(after[p] - before[p] for p in pids[1:])
     print(f"bulk enqueue (1,000 a commit)   {bulk:10,.0f} jobs/s")
-    print(f"no-op jobs, {len(pids) - 1} workers           {count / took:10,.0f} jobs/s   node {1e6 * node / count:.0f} us CPU/job, workers {1e6 * workers / count:.0f} us CPU/job")
+    print(
+        f"no-op jobs, {len(pids) - 1} workers           {count / took:10,.0f} jobs/s   node {1e6 * node / count:.0f} us CPU/job, workers {1e6 * workers / count:.0f} us CPU/job"
+    )
 
 
 def latency(bench: Bench, count: int) -> None:
@@ -131,7 +145,9 @@ def latency(bench: Bench, count: int) -> None:
             time.sleep(0.02)
         time.sleep(0.5)
         waits = sorted(1000 * bench.get(f"/api/v1/jobs/{i}")["result"] for i in ids)
-        print(f"enqueue ({name}) -> handler start, idle node   p50 {statistics.median(waits):.1f} ms, p99 {waits[int(len(waits) * 0.99) - 1]:.1f} ms, max {waits[-1]:.1f} ms")
+        print(
+            f"enqueue ({name}) -> handler start, idle node   p50 {statistics.median(waits):.1f} ms, p99 {waits[int(len(waits) * 0.99) - 1]:.1f} ms, max {waits[-1]:.1f} ms"
+        )
 
 
 def crash(bench: Bench, count: int) -> None:
@@ -144,12 +160,18 @@ def crash(bench: Bench, count: int) -> None:
         pid = next(w["pid"] for w in bench.get("/api/v1/workers")["workers"] if w["component"] == found["worker"])
         killed = time.time() * 1000
         os.kill(pid, signal.SIGKILL)
-        back = bench._wait(lambda: next((e["at"] for e in bench.get(f"/api/v1/jobs/{job}")["events"] if e["name"] == "requeued:crash"), None))
+        back = bench._wait(
+            lambda: next(
+                (e["at"] for e in bench.get(f"/api/v1/jobs/{job}")["events"] if e["name"] == "requeued:crash"), None
+            )
+        )
         waits.append(back - killed)
         bench.post(f"/api/v1/jobs/{job}/cancel")
         bench._wait(lambda: bench.get(f"/api/v1/jobs/{job}")["status"] == "cancelled")
     waits.sort()
-    print(f"worker killed -> its job back in the queue     p50 {statistics.median(waits):.1f} ms, max {waits[-1]:.1f} ms ({count} kills)")
+    print(
+        f"worker killed -> its job back in the queue     p50 {statistics.median(waits):.1f} ms, max {waits[-1]:.1f} ms ({count} kills)"
+    )
 
 
 def idle(bench: Bench, seconds: float) -> None:
@@ -160,7 +182,9 @@ def idle(bench: Bench, seconds: float) -> None:
     after = bench.cpu(pids)
     used = {p: 100 * (after[p] - before[p]) / seconds for p in pids}
     rss = {p: int(Path(f"/proc/{p}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6 for p in pids}
-    print(f"idle node, {len(pids) - 1} workers, {seconds:g} s: {sum(used.values()):.2f} % of a core in all (node {used[pids[0]]:.2f} %)")
+    print(
+        f"idle node, {len(pids) - 1} workers, {seconds:g} s: {sum(used.values()):.2f} % of a core in all (node {used[pids[0]]:.2f} %)"
+    )
     print(f"memory: node {rss[pids[0]]:.0f} MB, a worker {statistics.median(rss[p] for p in pids[1:]):.0f} MB")
 
 

@@ -21,7 +21,9 @@ def make_node(tmp_path: Path):
     nodes: list[Node] = []
     numbers = itertools.count()
 
-    def make(*flags: str, app=None, folder: Path | None = None, start: bool = True, ready: bool = True, **env: str) -> Node:
+    def make(
+        *flags: str, app=None, folder: Path | None = None, start: bool = True, ready: bool = True, **env: str
+    ) -> Node:
         where = folder or tmp_path / f"node{next(numbers)}"
         node = Node(where, *([app] if app else [Node.__init__.__defaults__[0]]), *flags, **env)
         nodes.append(node)

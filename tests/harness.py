@@ -69,8 +69,21 @@ class Node:
     def start(self, *, ready: bool = True) -> Node:
         self.folder.mkdir(parents=True, exist_ok=True)
         log = (self.folder / "node.log").open("ab")
-        argv = [sys.executable, "-m", "ostler", "up", str(self.app), "--data", str(self.folder), "--port", "0", *self.flags]
-        self.process = subprocess.Popen(argv, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True)
+        argv = [
+            sys.executable,
+            "-m",
+            "ostler",
+            "up",
+            str(self.app),
+            "--data",
+            str(self.folder),
+            "--port",
+            "0",
+            *self.flags,
+        ]
+        self.process = subprocess.Popen(
+            argv, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
+        )
         log.close()
         pid = self.process.pid
         until(lambda: self._address(pid), "the node to listen")

@@ -44,7 +44,9 @@ def _imports(path: Path) -> set[str]:
         if id(node) in typing_only:
             continue
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("ostler"):
-            found |= {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "ostler" else {node.module}
+            found |= (
+                {f"{node.module}.{alias.name}" for alias in node.names} if node.module == "ostler" else {node.module}
+            )
         elif isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names if alias.name.startswith("ostler.")}
     return found
@@ -80,7 +82,13 @@ def test_importing_ostler_and_the_runner_loads_no_third_party_module() -> None:
         "heavy = {'asyncio', 'sqlite3', 'http', 'ostler.store', 'ostler.web', 'ostler.runtime', 'ostler.lifecycle.supervisor'} & set(sys.modules)\n"
         "print(sorted(n for n in outside if not n.startswith('_')), sorted(heavy))\n"
     )
-    done = subprocess.run([sys.executable, "-S", "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(SOURCE.parent)})
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(SOURCE.parent)},
+    )
     assert done.stdout.strip() == "[] []"
 
 
@@ -89,7 +97,11 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
     for name, field in config.NODE_KEYS.items():
         row = re.search(rf"^\| `{name}` \| `OSTLER_{name.upper()}` \| `?([^|`]*)`? \|", text, re.MULTILINE)
         assert row, f"docs/settings.md has no row for {name}"
-        shown = {"": '""', True: "true", False: "false"}.get(field.default, str(field.default)) if not isinstance(field.default, float) else f"{field.default:g}"
+        shown = (
+            {"": '""', True: "true", False: "false"}.get(field.default, str(field.default))
+            if not isinstance(field.default, float)
+            else f"{field.default:g}"
+        )
         assert row.group(1).strip() == shown, f"{name}: documented as {row.group(1)!r}, is {shown!r}"
     for name in config.POOL_KEYS:
         assert f"`{name}`" in text.partition("[pools.")[2], f"docs/settings.md does not name pools.<name>.{name}"
@@ -118,7 +130,10 @@ def test_flags_beat_environment_beats_toml_beats_code(tmp_path: Path) -> None:
     toml = tmp_path / "o.toml"
     toml.write_text("data = 'toml'\nport = 1\nname = 'toml'\n[pools.tag]\nworkers = 1\nstop_grace = 3\n")
     found = config.load(
-        {"name": "flag", "pools": {"tag": 9}}, code={"data": "code", "store": "sqlite"}, file=toml, environ={"OSTLER_PORT": "2", "OSTLER_NAME": "env", "OSTLER_POOLS": "tag=5,b=6"}
+        {"name": "flag", "pools": {"tag": 9}},
+        code={"data": "code", "store": "sqlite"},
+        file=toml,
+        environ={"OSTLER_PORT": "2", "OSTLER_NAME": "env", "OSTLER_POOLS": "tag=5,b=6"},
     )
     assert (found.store, found.data, found.port, found.name) == ("sqlite", "toml", 2, "flag")
     assert (found.pools["tag"].workers, found.pools["tag"].stop_grace, found.pools["b"].workers) == (9, 3.0, 6)
@@ -135,8 +150,21 @@ def test_a_pool_takes_its_own_then_the_codes_then_the_nodes_value() -> None:
 def test_the_defaults_are_the_designs() -> None:
     s = config.Settings()
     assert (s.heartbeat_interval, s.stale_after, s.startup_deadline, s.stop_grace, s.term_grace) == (5, 30, 60, 10, 2)
-    assert (s.healthy_after, s.restart_limit, s.restart_window, s.restart_lifetime, s.backoff_max) == (300, 5, 300, 20, 60)
-    assert (s.port, s.host, s.data, s.max_payload, s.poll_interval, s.crash_limit) == (8356, "127.0.0.1", ".ostler", 1_048_576, 1, 2)
+    assert (s.healthy_after, s.restart_limit, s.restart_window, s.restart_lifetime, s.backoff_max) == (
+        300,
+        5,
+        300,
+        20,
+        60,
+    )
+    assert (s.port, s.host, s.data, s.max_payload, s.poll_interval, s.crash_limit) == (
+        8356,
+        "127.0.0.1",
+        ".ostler",
+        1_048_576,
+        1,
+        2,
+    )
 
 
 def test_files_stay_small() -> None:
@@ -146,4 +174,7 @@ def test_files_stay_small() -> None:
 
 def test_the_version_is_the_same_everywhere() -> None:
     assert f'version = "{ostler.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    assert f"## [{ostler.__version__}]" in (ROOT / "CHANGELOG.md").read_text() or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+    assert (
+        f"## [{ostler.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+        or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
+    )

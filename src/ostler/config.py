@@ -237,16 +237,18 @@ def check(settings: Settings) -> None:
             f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1"
         )
     for name, pool in settings.pools.items():
-        if not _POOL_NAME.fullmatch(name):
-            raise ConfigError(
-                f"pool name {name!r} is not usable: letters, digits, '_', '.' and '-', at most 63, please"
-            )
-        for key in POOL_KEYS:
-            value = getattr(pool, key)
-            if value is not None and value < 0:
-                raise ConfigError(f"pools.{name}.{key} must not be negative, found {value}")
-        if pool.stale_after is not None:
-            _check_stale(f"pools.{name}.stale_after", pool.stale_after, settings.heartbeat_interval)
+        check_pool(settings, name, pool)
+
+
+def check_pool(settings: Settings, name: str, pool: PoolSettings) -> None:
+    """Refuse what a pool cannot have, wherever it was set."""
+    pool_name(name)
+    for key in POOL_KEYS:
+        value = getattr(pool, key)
+        if value is not None and value < 0:
+            raise ConfigError(f"pools.{name}.{key} must not be negative, found {value}")
+    if pool.stale_after is not None:
+        _check_stale(f"pools.{name}.stale_after", pool.stale_after, settings.heartbeat_interval)
 
 
 def _check_stale(key: str, stale: float, beat: float) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 log = logging.getLogger("ostler.events")
 
@@ -31,8 +31,7 @@ class PoolPaused:
     paused: bool
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(NamedTuple):
     """A run of a job ended, one way or another."""
 
     job: int

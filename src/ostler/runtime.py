@@ -17,6 +17,7 @@ from typing import IO, Any
 
 import uvicorn
 
+from ostler import config
 from ostler.app import Ostler
 from ostler.config import Settings, is_loopback
 from ostler.errors import ConfigError
@@ -145,6 +146,10 @@ class Node:
             raise ConfigError(
                 f"pool {min(unknown)!r} is configured, but {self.target} declares no such queue or command; known are: {known}"
             )
+        for name in [*queues, *self.app.commands]:
+            config.check_pool(self.settings, name, self.settings.pool(name, self.app.pools.get(name)))
+        if unused := self.app.pools.keys() - set(queues) - self.app.commands.keys():
+            raise ConfigError(f"{self.target} sizes pool {min(unused)!r}, but declares no such queue or command")
         return lambda dispatcher: [
             *(
                 self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher)

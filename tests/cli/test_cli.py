@@ -15,7 +15,14 @@ from tests.harness import APP, FAST, Node, until
 
 def ostler(*args: str, cwd: Path | None = None, **env: str) -> subprocess.CompletedProcess[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("OSTLER_")}
-    return subprocess.run([sys.executable, "-m", "ostler", *args], capture_output=True, text=True, timeout=90, cwd=cwd, env={**clean, **FAST, **env})
+    return subprocess.run(
+        [sys.executable, "-m", "ostler", *args],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        cwd=cwd,
+        env={**clean, **FAST, **env},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -113,8 +120,18 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
         ((), {}, "port = 'x'", ["port", "whole number"]),
         ((), {}, "not toml", ["not valid TOML"]),
         ((), {}, "[pools.nope]\nworkers = 3", ["'nope'", "work"]),
-        ((), {"OSTLER_STALE_AFTER": "10", "OSTLER_HEARTBEAT_INTERVAL": "5"}, "", ["stale_after (10 s)", "3 x heartbeat_interval (5 s)"]),
-        ((), {"OSTLER_HEARTBEAT_INTERVALL": "5"}, "", ["OSTLER_HEARTBEAT_INTERVALL", "did you mean OSTLER_HEARTBEAT_INTERVAL"]),
+        (
+            (),
+            {"OSTLER_STALE_AFTER": "10", "OSTLER_HEARTBEAT_INTERVAL": "5"},
+            "",
+            ["stale_after (10 s)", "3 x heartbeat_interval (5 s)"],
+        ),
+        (
+            (),
+            {"OSTLER_HEARTBEAT_INTERVALL": "5"},
+            "",
+            ["OSTLER_HEARTBEAT_INTERVALL", "did you mean OSTLER_HEARTBEAT_INTERVAL"],
+        ),
         ((), {"OSTLER_PORT": "http"}, "", ["OSTLER_PORT", "'http'"]),
         ((), {"OSTLER_STOP_GRACE": "-1"}, "", ["stop_grace must not be negative"]),
         (("--pool", "work"), {}, "", ["--pool", "name=number"]),
@@ -124,7 +141,9 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
         (("--config", "missing.toml"), {}, "", ["missing.toml", "does not exist"]),
     ],
 )
-def test_wrong_configuration_is_refused_with_one_sentence(tmp_path: Path, args: tuple[str, ...], env: dict[str, str], toml: str, words: list[str]) -> None:
+def test_wrong_configuration_is_refused_with_one_sentence(
+    tmp_path: Path, args: tuple[str, ...], env: dict[str, str], toml: str, words: list[str]
+) -> None:
     (tmp_path / "ostler.toml").write_text(toml)
     refused(ostler("up", str(APP), "--port", "0", *args, cwd=tmp_path, **env), *words)
 

@@ -47,7 +47,9 @@ def test_a_store_locked_for_20_seconds_delays_and_loses_nothing(make_node, tmp_p
     assert (done["status"], done["attempt"]) == ("done", 1)
     assert node.wait_job(job["id"])["status"] == "done"
     assert len(marks.read_text().splitlines()) == 1
-    row = node.wait_worker(idle, "the record to catch up", lambda w: w["restart_count"] == 1 and w["status"] == "healthy")
+    row = node.wait_worker(
+        idle, "the record to catch up", lambda w: w["restart_count"] == 1 and w["status"] == "healthy"
+    )
     assert row["generation"] == victim["generation"] + 1
     until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "all to be well again")
 

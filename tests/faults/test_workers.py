@@ -29,7 +29,9 @@ def test_kill_9_in_mid_job_sends_the_job_back_with_a_crash_mark(node: Node, tmp_
 def test_a_killed_worker_comes_back_as_the_next_generation_with_an_exit_record(node: Node) -> None:
     before = node.worker("worker:work:0")
     os.kill(before["pid"], signal.SIGKILL)
-    after = node.wait_worker("worker:work:0", "a new generation", lambda w: w["status"] == "healthy" and w["generation"] == 2)
+    after = node.wait_worker(
+        "worker:work:0", "a new generation", lambda w: w["status"] == "healthy" and w["generation"] == 2
+    )
     assert after["pid"] != before["pid"]
     assert after["restart_count"] == 1
     exits = node.get("/api/v1/workers/worker:work:0")[1]["exits"]
@@ -72,7 +74,12 @@ def test_the_third_crash_makes_a_job_toxic_and_the_worker_goes_on(make_node) -> 
     node = make_node("--pool", "work=1")
     bad, good = node.enqueue("crash"), node.enqueue("add", a=1, b=2)
     failed = node.wait_job(bad)
-    assert (failed["status"], failed["error"]["code"], failed["crashes"], failed["attempt"]) == ("failed", "TOXIC", 3, 3)
+    assert (failed["status"], failed["error"]["code"], failed["crashes"], failed["attempt"]) == (
+        "failed",
+        "TOXIC",
+        3,
+        3,
+    )
     assert node.events(bad) == ["created", *["processing", "requeued:crash"] * 2, "processing", "failed"]
     assert node.wait_job(good)["result"] == 3
 
@@ -104,7 +111,9 @@ def test_sigstop_past_stale_is_silence_and_the_ghost_is_refused(make_node, tmp_p
 
 
 def test_silence_shows_seed_code_minus_2_in_the_health_row(make_node, tmp_path: Path) -> None:
-    node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="1.5", OSTLER_RESTART_LIMIT="1")
+    node = make_node(
+        "--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="1.5", OSTLER_RESTART_LIMIT="1"
+    )
     os.kill(node.worker("worker:work:0")["pid"], signal.SIGSTOP)
     row = node.wait_status("worker:work:0", "failed")
     assert (row["exit_code"], row["exit_reason"]) == (-2, "silence")
@@ -176,7 +185,9 @@ def test_restart_alone_revives_a_failed_worker(make_node) -> None:
 def test_the_lifetime_limit_counts_across_restarts_of_the_node(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_RESTART_LIFETIME="3", OSTLER_RESTART_WINDOW="0.001")
     for generation in (1, 2):
-        row = node.wait_worker("worker:work:0", "healthy", lambda w: w["status"] == "healthy" and w["generation"] == generation)
+        row = node.wait_worker(
+            "worker:work:0", "healthy", lambda w: w["status"] == "healthy" and w["generation"] == generation
+        )
         os.kill(row["pid"], signal.SIGKILL)
     node.wait_worker("worker:work:0", "third generation", lambda w: w["status"] == "healthy" and w["generation"] == 3)
     node.stop()
@@ -313,3 +324,58 @@ def test_recycling_by_age(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_RECYCLE_AGE="0.5")
     row = node.wait_worker("worker:work:0", "the third generation", lambda w: w["generation"] >= 3)
     assert row["restart_count"] == 0
+
+
+def test_a_draining_worker_tells_its_job(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "polite.py"
+    app.write_text(
+        "import time\nfrom ostler import Ostler\napp = Ostler()\n"
+        "@app.job(queue='q')\ndef polite(job):\n    job.event('begun')\n    while not job.stopping: time.sleep(0.01)\n    return 'left early'\n"
+    )
+    node = make_node("--pool", "q=1", app=app)
+    job = node.enqueue("polite")
+    node.wait_running(job)
+    node.post("/api/v1/workers/worker:q:0/drain")
+    assert node.wait_job(job)["result"] == "left early"
+    node.wait_status("worker:q:0", "stopped")
+
+
+def test_a_worker_that_dies_while_its_replacement_warms_is_succeeded_by_it(make_node, tmp_path: Path) -> None:
+    """The replacement, not a third one, takes the slot; the row follows it."""
+    app = tmp_path / "slowly.py"
+    app.write_text(
+        "import os, time, pathlib\nfrom ostler import Ostler\napp = Ostler()\nhere = pathlib.Path(__file__).parent\n"
+        "if 'OSTLER_COMPONENT' in os.environ and (here / 'slow').exists():\n"
+        "    (here / 'warming').write_text(str(os.getpid()))\n    while (here / 'slow').exists(): time.sleep(0.01)\n"
+        "@app.job(queue='q')\ndef who(job): return os.getpid()\n"
+    )
+    node = make_node("--pool", "q=1", app=app, OSTLER_RECYCLE_COUNT="1", OSTLER_RECYCLE_WARM="true")
+    (tmp_path / "slow").touch()
+    old = node.wait_job(node.enqueue("who"))["result"]
+    until(lambda: (tmp_path / "warming").exists() and (tmp_path / "warming").read_text(), "the replacement to warm")
+    heir = int((tmp_path / "warming").read_text())
+    os.kill(old, signal.SIGKILL)
+    row = node.wait_worker("worker:q:0", "the heir in the row", lambda w: w["pid"] == heir)
+    assert (row["status"], row["generation"], row["restart_count"]) == ("starting", 2, 1)
+    (tmp_path / "slow").unlink()
+    node.wait_status("worker:q:0", "healthy")
+    assert node.wait_job(node.enqueue("who"))["result"] == heir
+
+
+def test_garbage_on_the_control_channel_ends_the_worker_with_seed_code_minus_3(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "rude.py"
+    app.write_text(
+        "import os, socket, time\nfrom ostler import Ostler\napp = Ostler()\n"
+        "@app.job(queue='q')\ndef rude(job, text: str):\n"
+        "    for fd in range(3, 50):\n"
+        "        try:\n"
+        "            if os.readlink(f'/proc/self/fd/{fd}').startswith('socket:'): os.write(fd, text.encode())\n"
+        "        except OSError: pass\n"
+        "    time.sleep(60)\n"
+    )
+    node = make_node("--pool", "q=1", app=app, OSTLER_CRASH_LIMIT="0")
+    for text in ("not a frame\n", '["beat", "x", []]\n'):
+        job = node.wait_job(node.enqueue("rude", text=text))
+        assert job["error"]["code"] == "TOXIC"
+    exits = node.get("/api/v1/workers/worker:q:0")[1]["exits"]
+    assert [e["reason"] for e in exits] == ["protocol", "protocol"]

@@ -39,7 +39,12 @@ def test_transient_errors_are_retried_with_backoff_then_exhausted(node: Node) ->
 
 def test_a_permanent_failure_runs_once(node: Node) -> None:
     job = node.wait_job(node.enqueue("gives_up"))
-    assert (job["status"], job["attempt"], job["error"]["code"], job["error"]["message"]) == ("failed", 1, "VALIDATION", "this can never work")
+    assert (job["status"], job["attempt"], job["error"]["code"], job["error"]["message"]) == (
+        "failed",
+        1,
+        "VALIDATION",
+        "this can never work",
+    )
 
 
 def test_retry_asks_for_another_run(node: Node) -> None:
@@ -144,7 +149,9 @@ def test_delayed_jobs_wait_and_higher_priority_goes_first(make_node) -> None:
 def test_the_doorbell_wakes_the_node_when_another_process_enqueues(make_node) -> None:
     """With a poll interval of an hour only the ring can have done it."""
     node = make_node("--pool", "work=1", OSTLER_POLL_INTERVAL="3600")
-    code = "import work, asyncio; print(int(work.add.enqueue(a=20, b=22)), int(asyncio.run(work.add.enqueue_async(a=1))))"
+    code = (
+        "import work, asyncio; print(int(work.add.enqueue(a=20, b=22)), int(asyncio.run(work.add.enqueue_async(a=1))))"
+    )
     env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(Path(__file__).parent.parent)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
     first, second = map(int, done.stdout.split())
@@ -200,7 +207,9 @@ def test_what_a_job_prints_is_in_the_workers_log(node: Node) -> None:
 
 def test_a_task_that_is_no_longer_declared_fails_with_its_own_code(make_node, tmp_path: Path) -> None:
     app = tmp_path / "one.py"
-    app.write_text("from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef old(job): ...\n@app.job(queue='q')\ndef kept(job): return 1\n")
+    app.write_text(
+        "from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef old(job): ...\n@app.job(queue='q')\ndef kept(job): return 1\n"
+    )
     node = make_node("--pool", "q=1", app=app)
     node.post("/api/v1/workers/pause")
     job = node.enqueue("old")

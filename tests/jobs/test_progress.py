@@ -21,7 +21,10 @@ def test_a_new_stage_is_a_change() -> None:
 
 
 def test_exactly_one_hundred_is_shown() -> None:
-    assert shown((99.9, None, 0.0), (100, None, 0.01), (100, None, 5.0), (100, "x", 9.0), (50, None, 12.0)) == [99.9, 100]
+    assert shown((99.9, None, 0.0), (100, None, 0.01), (100, None, 5.0), (100, "x", 9.0), (50, None, 12.0)) == [
+        99.9,
+        100,
+    ]
 
 
 def test_it_never_goes_back_and_stays_within_bounds() -> None:

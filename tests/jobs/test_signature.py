@@ -8,7 +8,9 @@ from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import signature
 
 
-def task(job: Any, name: str, size: int, ratio: float = 1.0, flags: list[bool] | None = None, mode: Literal["a", "b"] = "a") -> None: ...
+def task(
+    job: Any, name: str, size: int, ratio: float = 1.0, flags: list[bool] | None = None, mode: Literal["a", "b"] = "a"
+) -> None: ...
 
 
 PARAMETERS = signature.describe(task)
@@ -49,7 +51,9 @@ def test_arguments_that_do_not_fit_are_refused_in_words(args: dict[str, Any], co
 def test_all_complaints_come_at_once() -> None:
     with pytest.raises(BadArguments) as raised:
         signature.check("task", PARAMETERS, {"size": "x", "y": 1})
-    assert all(word in str(raised.value) for word in ("'name' is missing", "'size' must be int", "'y' is not a parameter"))
+    assert all(
+        word in str(raised.value) for word in ("'name' is missing", "'size' must be int", "'y' is not a parameter")
+    )
 
 
 def test_extra_keywords_are_taken_where_the_task_takes_them() -> None:

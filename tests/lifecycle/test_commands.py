@@ -18,19 +18,40 @@ PROGRAM = Path(__file__).with_name("fake_program.py")
 
 def app(folder: Path, *lines: str) -> Path:
     path = folder / "commands.py"
-    path.write_text("\n".join(["import sys", "from ostler import Ostler", "app = Ostler()", f"P = [sys.executable, '-u', {str(PROGRAM)!r}]", *lines]) + "\n")
+    path.write_text(
+        "\n".join(
+            [
+                "import sys",
+                "from ostler import Ostler",
+                "app = Ostler()",
+                f"P = [sys.executable, '-u', {str(PROGRAM)!r}]",
+                *lines,
+            ]
+        )
+        + "\n"
+    )
     return path
 
 
 def test_tcp_readiness_gives_each_worker_a_port_of_its_own(make_node, tmp_path: Path) -> None:
-    node = make_node(app=app(tmp_path, "app.command('srv', [*P, '--port', '{port}'], workers=2, ready='tcp://127.0.0.1:{port}')"))
+    node = make_node(
+        app=app(tmp_path, "app.command('srv', [*P, '--port', '{port}'], workers=2, ready='tcp://127.0.0.1:{port}')")
+    )
     rows = node.workers()
-    assert [(r["component"], r["status"], r["pool"]) for r in rows] == [("worker:srv:0", "healthy", "srv"), ("worker:srv:1", "healthy", "srv")]
+    assert [(r["component"], r["status"], r["pool"]) for r in rows] == [
+        ("worker:srv:0", "healthy", "srv"),
+        ("worker:srv:1", "healthy", "srv"),
+    ]
     until(lambda: all((r["rss_mb"] or 0) > 1 for r in node.workers()), "their memory to be known")
 
 
 def test_a_killed_program_is_restarted_with_an_exit_record(make_node, tmp_path: Path) -> None:
-    node = make_node(app=app(tmp_path, "app.command('srv', [*P, '--port', '{port}', '--say', 'hello there'], ready='tcp://127.0.0.1:{port}')"))
+    node = make_node(
+        app=app(
+            tmp_path,
+            "app.command('srv', [*P, '--port', '{port}', '--say', 'hello there'], ready='tcp://127.0.0.1:{port}')",
+        )
+    )
     first = node.worker("worker:srv:0")
     os.kill(first["pid"], signal.SIGKILL)
     row = node.wait_worker("worker:srv:0", "again", lambda w: w["generation"] == 2 and w["status"] == "healthy")
@@ -40,7 +61,14 @@ def test_a_killed_program_is_restarted_with_an_exit_record(make_node, tmp_path: 
 
 
 def test_a_line_of_output_is_readiness_too(make_node, tmp_path: Path) -> None:
-    node = make_node(app=app(tmp_path, r"app.command('srv', [*P, '--wait-for', 'go', '--say', 'Listening on 42'], ready=r'line:Listening on \d+', cwd=%r)" % str(tmp_path)), ready=False)
+    node = make_node(
+        app=app(
+            tmp_path,
+            r"app.command('srv', [*P, '--wait-for', 'go', '--say', 'Listening on 42'], ready=r'line:Listening on \d+', cwd=%r)"
+            % str(tmp_path),
+        ),
+        ready=False,
+    )
     node.wait_status("worker:srv:0", "starting")
     (tmp_path / "go").touch()
     node.wait_status("worker:srv:0", "healthy")
@@ -49,7 +77,10 @@ def test_a_line_of_output_is_readiness_too(make_node, tmp_path: Path) -> None:
 def test_http_health_that_turns_bad_kills_and_restarts(make_node, tmp_path: Path) -> None:
     sick = tmp_path / "sick"
     node = make_node(
-        app=app(tmp_path, f"app.command('srv', [*P, '--http', '{{port}}', '--sick-if', {str(sick)!r}], ready='http://127.0.0.1:{{port}}/health')"),
+        app=app(
+            tmp_path,
+            f"app.command('srv', [*P, '--http', '{{port}}', '--sick-if', {str(sick)!r}], ready='http://127.0.0.1:{{port}}/health')",
+        ),
         OSTLER_HEARTBEAT_INTERVAL="0.3",
         OSTLER_STALE_AFTER="2",
     )
@@ -63,7 +94,11 @@ def test_http_health_that_turns_bad_kills_and_restarts(make_node, tmp_path: Path
 
 
 def test_without_a_probe_alive_is_ready_and_silence_is_no_reason(make_node, tmp_path: Path) -> None:
-    node = make_node(app=app(tmp_path, "app.command('bg', ['sleep', '300'])"), OSTLER_HEARTBEAT_INTERVAL="0.2", OSTLER_STALE_AFTER="0.6")
+    node = make_node(
+        app=app(tmp_path, "app.command('bg', ['sleep', '300'])"),
+        OSTLER_HEARTBEAT_INTERVAL="0.2",
+        OSTLER_STALE_AFTER="0.6",
+    )
     beat = node.worker("worker:bg:0")["last_heartbeat"]
     row = node.wait_worker("worker:bg:0", "to outlive the stale limit", lambda w: w["last_heartbeat"] > beat + 2000)
     assert row["generation"] == 1
@@ -72,7 +107,10 @@ def test_without_a_probe_alive_is_ready_and_silence_is_no_reason(make_node, tmp_
 def test_drain_uses_the_signal_of_choice_and_stop_escalates(make_node, tmp_path: Path) -> None:
     note = tmp_path / "signals"
     node = make_node(
-        app=app(tmp_path, f"app.command('srv', [*P, '--note-signals', {str(note)!r}, '--leave-on', 'SIGINT'], drain_signal='SIGINT', ready='line:up')"),
+        app=app(
+            tmp_path,
+            f"app.command('srv', [*P, '--note-signals', {str(note)!r}, '--leave-on', 'SIGINT'], drain_signal='SIGINT', ready='line:up')",
+        ),
     )
     node.post("/api/v1/workers/worker:srv:0/drain")
     node.wait_status("worker:srv:0", "stopped")
@@ -84,7 +122,10 @@ def test_drain_uses_the_signal_of_choice_and_stop_escalates(make_node, tmp_path:
 def test_a_program_that_ignores_everything_is_killed_after_the_grace(make_node, tmp_path: Path) -> None:
     note = tmp_path / "signals"
     node = make_node(
-        app=app(tmp_path, f"app.command('srv', [*P, '--note-signals', {str(note)!r}], drain_signal='SIGUSR1', ready='line:up', stop_grace=0.3)"),
+        app=app(
+            tmp_path,
+            f"app.command('srv', [*P, '--note-signals', {str(note)!r}], drain_signal='SIGUSR1', ready='line:up', stop_grace=0.3)",
+        ),
         OSTLER_TERM_GRACE="0.3",
     )
     pid = node.worker("worker:srv:0")["pid"]
@@ -102,7 +143,9 @@ def test_unasked_exit_0_is_respawned_free_up_to_a_rate_then_a_crash_loop(make_no
 
 
 def test_a_program_that_does_not_exist_fails_with_a_reason(make_node, tmp_path: Path) -> None:
-    node = make_node(app=app(tmp_path, "app.command('none', ['/no/such/program'])"), ready=False, OSTLER_RESTART_LIMIT="2")
+    node = make_node(
+        app=app(tmp_path, "app.command('none', ['/no/such/program'])"), ready=False, OSTLER_RESTART_LIMIT="2"
+    )
     row = node.wait_status("worker:none:0", "failed")
     assert (row["exit_reason"], row["exit_code"]) == ("spawn", -1)
     assert "/no/such/program: No such file or directory" in node.log()
@@ -126,7 +169,9 @@ def test_programs_are_recycled_by_age_and_by_the_memory_of_their_whole_session(m
 
 def test_nothing_of_a_program_outlives_a_sigkill_of_the_node(make_node, tmp_path: Path) -> None:
     """The program never looks at its parent; the guard does."""
-    node = make_node(app=app(tmp_path, "app.command('deaf', ['sh', '-c', 'setsid sleep 300 & nohup sleep 300 & sleep 300; true'])"))
+    node = make_node(
+        app=app(tmp_path, "app.command('deaf', ['sh', '-c', 'setsid sleep 300 & nohup sleep 300 & sleep 300; true'])")
+    )
     until(lambda: len(family_of(node.folder)) == 4, "all four processes")
     node.kill()
     until(lambda: not family_of(node.folder), "no survivors", patience=10)

@@ -106,7 +106,9 @@ def test_only_the_drawn_edges_are_legal() -> None:
                     move("w", a, b)
 
 
-def judged(code: int, *, status: Status = Status.HEALTHY, killing: str | None = None, oom: bool = False, clean: int = 0) -> tuple[str, str, int]:
+def judged(
+    code: int, *, status: Status = Status.HEALTHY, killing: str | None = None, oom: bool = False, clean: int = 0
+) -> tuple[str, str, int]:
     worker = Worker(Slot("worker:q:0", 0, Pool(PoolSpec("q", 1, ["x"]))), 1, 0.0, status=status, killing=killing)
     history = History(clean=tuple(range(clean)))
     end = ends.judge(worker, Ended(code, 0.0, None), history, 5, LIMITS, memory_ran_out=oom)

@@ -25,7 +25,9 @@ time.sleep(300)
 
 def _tree(mark: str) -> tuple[subprocess.Popen[str], list[int]]:
     env = {**os.environ, family.VARIABLE: mark}
-    root = subprocess.Popen([sys.executable, "-c", _TREE], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    root = subprocess.Popen(
+        [sys.executable, "-c", _TREE], env=env, stdout=subprocess.PIPE, text=True, start_new_session=True
+    )
     assert root.stdout is not None
     return root, [int(p) for p in root.stdout.readline().split()]
 
@@ -51,7 +53,9 @@ def test_a_family_is_found_and_ended_whatever_it_did_to_hide() -> None:
 def test_a_guard_ends_all_families_when_its_node_goes() -> None:
     token = secrets.token_hex(4)
     root, kids = _tree(f"{token}/worker:a:0/1/")
-    guard = subprocess.Popen([sys.executable, "-I", "-S", family.__file__, f"{token}/"], stdin=subprocess.PIPE, start_new_session=True)
+    guard = subprocess.Popen(
+        [sys.executable, "-I", "-S", family.__file__, f"{token}/"], stdin=subprocess.PIPE, start_new_session=True
+    )
     assert guard.stdin is not None
     assert not gone(root.pid)
     guard.stdin.close()

@@ -48,10 +48,22 @@ def test_a_crash_is_counted_recorded_and_does_not_refresh_the_beat(store: Store)
     row = ExitRow(W, 1, 900, "signal", "crash", code=-9, signal="SIGKILL", peak_rss_mb=12.5, job=7, log=["bye"])
     assert store.health.mark_crashed(NODE, row, -9)
     found = store.health.get_component(NODE, W)
-    assert (found["status"], found["restart_count"], found["streak"], found["last_restart"], found["last_heartbeat"]) == ("crashed", 1, 1, 900, 200)
+    assert (
+        found["status"],
+        found["restart_count"],
+        found["streak"],
+        found["last_restart"],
+        found["last_heartbeat"],
+    ) == ("crashed", 1, 1, 900, 200)
     assert found["metadata"]["log"] == ["bye"]
     (exit_,) = store.health.exits(NODE, W)
-    assert (exit_["reason"], exit_["signal"], exit_["peak_rss_mb"], exit_["job"], exit_["log"]) == ("signal", "SIGKILL", 12.5, 7, ["bye"])
+    assert (exit_["reason"], exit_["signal"], exit_["peak_rss_mb"], exit_["job"], exit_["log"]) == (
+        "signal",
+        "SIGKILL",
+        12.5,
+        7,
+        ["bye"],
+    )
     assert store.health.counted_exits(NODE, W, 0) == [(900, "crash")]
 
 
@@ -71,7 +83,13 @@ def test_reset_forgets_and_only_reset_leads_out_of_failed(store: Store) -> None:
     assert store.health.get_component(NODE, W)["status"] == "failed"
     assert store.health.reset_restart_count(NODE, W)
     row = store.health.get_component(NODE, W)
-    assert (row["status"], row["restart_count"], row["last_restart"], row["exit_code"], row["metadata"]) == ("stopped", 0, None, None, None)
+    assert (row["status"], row["restart_count"], row["last_restart"], row["exit_code"], row["metadata"]) == (
+        "stopped",
+        0,
+        None,
+        None,
+        None,
+    )
     assert store.health.counted_exits(NODE, W, 0) == []
     assert len(store.health.exits(NODE, W)) == 1
 

@@ -16,7 +16,9 @@ from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 
 
 def put(store: Store, count: int = 1, **more) -> list[int]:
-    return store.jobs.enqueue([NewJob("t", more.pop("queue", "q"), "{}", **more) for _ in range(count)], more.pop("now", 1000))
+    return store.jobs.enqueue(
+        [NewJob("t", more.pop("queue", "q"), "{}", **more) for _ in range(count)], more.pop("now", 1000)
+    )
 
 
 def claim(store: Store, count: int = 1, queue: str = "q", node: str = "n", now: int = 2000):
@@ -70,7 +72,9 @@ def test_a_returned_job_has_its_attempt_back_but_never_its_fence(store: Store) -
 def test_state_and_timeline_are_one_transaction(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)
-    store.db._connection.execute("CREATE TEMP TRIGGER no_events BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END")
+    store.db._connection.execute(
+        "CREATE TEMP TRIGGER no_events BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END"
+    )
     with pytest.raises(sqlite3.IntegrityError):
         store.jobs.turn(Turn("n", 2600, finishes=[done(c)]))
     store.db._connection.execute("DROP TRIGGER no_events")
@@ -81,7 +85,11 @@ def test_state_and_timeline_are_one_transaction(store: Store) -> None:
 def test_notes_number_the_timeline_in_order_and_keep_the_last_progress(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)
-    notes = [Note(job, c.fence, "source:ready", 10), Note(job, c.fence, "progress", 11, 10.0, "a"), Note(job, c.fence, "progress", 12, 20.0)]
+    notes = [
+        Note(job, c.fence, "source:ready", 10),
+        Note(job, c.fence, "progress", 11, 10.0, "a"),
+        Note(job, c.fence, "progress", 12, 20.0),
+    ]
     store.jobs.turn(Turn("n", 2600, notes=notes, finishes=[done(c)]))
     row = store.jobs.get(job)
     assert [(e["seq"], e["name"]) for e in row["events"]] == [
@@ -165,7 +173,9 @@ def test_ids_are_never_used_twice(store: Store) -> None:
 
 
 def test_the_claim_uses_its_index(store: Store) -> None:
-    plan = store.db._connection.execute("EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1}).fetchall()
+    plan = store.db._connection.execute(
+        "EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1}
+    ).fetchall()
     assert "USING INDEX jobs_ready" in plan[0][3]
     assert not any("TEMP B-TREE" in row[3] for row in plan)
 
@@ -245,7 +255,7 @@ def test_an_enqueue_is_synced_and_a_claim_is_not(tmp_path: Path) -> None:
 
 
 def test_strange_text_survives(store: Store) -> None:
-    args = {"s": "ü \x00 \ud800 \" \\ \n 💥"}
+    args = {"s": 'ü \x00 \ud800 " \\ \n 💥'}
     (job,) = store.jobs.enqueue([NewJob("t", "q", json.dumps(args))], 1)
     (c,) = claim(store)
     assert json.loads(c.args) == args

@@ -14,7 +14,9 @@ from tests.harness import Node, call
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):
-    running = Node(tmp_path_factory.mktemp("api") / "data", Node.__init__.__defaults__[0], "--pool", "work=1", "--pool", "other=1").start()
+    running = Node(
+        tmp_path_factory.mktemp("api") / "data", Node.__init__.__defaults__[0], "--pool", "work=1", "--pool", "other=1"
+    ).start()
     yield running
     running.stop()
 
@@ -43,7 +45,9 @@ def node(tmp_path_factory):
         ({"task": "other", "args": {"say": "x" * 3_000_000}}, 413, "PAYLOAD_TOO_LARGE", "max_payload"),
     ],
 )
-def test_bad_input_is_refused_in_words_and_nothing_is_stored(node: Node, body, status: int, code: str, says: str) -> None:
+def test_bad_input_is_refused_in_words_and_nothing_is_stored(
+    node: Node, body, status: int, code: str, says: str
+) -> None:
     before = node.get("/api/v1/jobs?limit=1")[1]["jobs"]
     found, answer = node.post("/api/v1/jobs", body)
     assert (found, answer["error"]["code"]) == (status, code), answer
@@ -80,7 +84,23 @@ def test_unknown_things_are_4xx_with_the_one_shape(node: Node, method: str, path
 
 def test_a_job_has_the_promised_fields(node: Node) -> None:
     job = node.wait_job(node.enqueue("add", a=1))
-    promised = {"id", "task", "queue", "status", "attempt", "crashes", "progress", "result", "error", "worker", "node", "created_at", "started_at", "finished_at", "events"}
+    promised = {
+        "id",
+        "task",
+        "queue",
+        "status",
+        "attempt",
+        "crashes",
+        "progress",
+        "result",
+        "error",
+        "worker",
+        "node",
+        "created_at",
+        "started_at",
+        "finished_at",
+        "events",
+    }
     assert promised <= job.keys()
     assert all({"seq", "at", "name", "data"} == e.keys() for e in job["events"])
 

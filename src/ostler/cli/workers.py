@@ -23,7 +23,7 @@ def workers(json_: bool, data: str | None, store: str | None, file: Path | None)
     with client.open_store(known) as opened:
         rows = [view(row) for row in opened.health.get_all_workers()]
     if json_:
-        show.as_json({"workers": rows})
+        show.as_json({"workers": rows, "node_running": client.node_url(known) is not None})
         return
     columns = ("worker", "status", ">pid", ">gen", ">job", ">MB", ">crashes", "last beat", "what")
     show.table(columns, map(_row, rows), "no workers are known; start a node with 'ostler up'")

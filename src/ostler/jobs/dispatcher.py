@@ -20,8 +20,8 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Bus, ClaimLost, JobEnded
-from ostler.jobs import outcome
-from ostler.jobs.outcome import Policy, Ran
+from ostler.jobs import verdict
+from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
@@ -193,7 +193,7 @@ class Dispatcher:
             seat = self._by_component.get(claim.worker)
             if seat is None or not seat.worker.accepting or not self.supervisor.enabled:
                 self._requeues.append(
-                    outcome.returned(Ran(claim, at, at), "its worker left before it could be handed over")
+                    verdict.returned(Ran(claim, at, at), "its worker left before it could be handed over")
                 )
                 self._bell.set()
             else:
@@ -227,16 +227,21 @@ class Dispatcher:
                 bool(queues) and store.jobs.ready(queues, now_ms()),
             )
 
+        epoch = self.supervisor.pause_epoch
         try:
             enabled, paused, cancels, ready = await self._reader.call(read, patience=0.0)
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return
-        if (enabled, paused) != (
-            self.supervisor.enabled,
-            frozenset(p.spec.name for p in self.supervisor.pools.values() if p.paused),
+        paused &= frozenset(self.supervisor.pools)
+        known = frozenset(name for name, pool in self.supervisor.pools.items() if pool.paused)
+        # What was read before a pause of our own was written must not undo it. An odd epoch: it is being written.
+        if (
+            epoch == self.supervisor.pause_epoch
+            and epoch % 2 == 0
+            and (enabled, paused) != (self.supervisor.enabled, known)
         ):
-            self.supervisor.apply_pauses(enabled, paused & set(self.supervisor.pools))
+            self.supervisor.apply_pauses(enabled, paused)
             ready = True
         for job in cancels:
             self.cancel(job)
@@ -254,6 +259,11 @@ class Dispatcher:
         seat = self._seats.get(worker)
         return seat is not None and bool(seat.jobs)
 
+    def pause(self, worker: Worker) -> None:
+        """The running job finishes; what has not begun comes back."""
+        if seat := self._seats.get(worker):
+            self._recall(seat)
+
     def drain(self, worker: Worker) -> None:
         """Nothing new; what has not begun comes back; the running job is told."""
         if (seat := self._seats.get(worker)) and seat.jobs:
@@ -267,7 +277,7 @@ class Dispatcher:
         match frame:
             case ["done", job, fence, result]:
                 if ran := self._took_off(seat, job, fence):
-                    self._end(seat, ran, outcome.done(ran, result))
+                    self._end(seat, ran, verdict.done(ran, result))
             case ["fail", job, fence, kind, what, after]:
                 if ran := self._took_off(seat, job, fence):
                     self._end(seat, ran, self._failure(ran, kind, what, after))
@@ -295,7 +305,7 @@ class Dispatcher:
         ran = Ran(running, seat.began_ms, at)
         self._end(seat, ran, self._death(seat, ran, end))
         self._requeues += [
-            outcome.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting
+            verdict.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting
         ]
         return running.id
 
@@ -311,7 +321,7 @@ class Dispatcher:
         ran = Ran(claim, seat.began_ms, at)
         self._durations.add(claim.queue, claim.task, now - seat.began)
         seat.began, seat.began_ms, seat.recalled = now, at, False
-        seat.cancel_by = seat.kill_by = None
+        seat.cancel_by = seat.kill_by = seat.worker.parting = None
         seat.worker.served += 1
         if seat.jobs:
             if seat.jobs[0].timeout is not None:
@@ -334,20 +344,20 @@ class Dispatcher:
     def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
         match kind:
             case "permanent":
-                return outcome.failed(ran, what)
+                return verdict.failed(ran, what)
             case "cancelled":
-                return outcome.cancelled(ran)
+                return verdict.cancelled(ran)
             case _:
-                return outcome.transient(ran, what, self._policy, after)
+                return verdict.transient(ran, what, self._policy, after)
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:
-            return outcome.timed_out(ran, self._policy)
+            return verdict.timed_out(ran, self._policy)
         if seat.cancel_by is not None:
-            return outcome.cancelled(ran)
+            return verdict.cancelled(ran)
         if end.kind == "asked":
-            return outcome.aborted(ran)
-        return outcome.crashed(ran, end.reason, end.signal or f"exit code {end.code}", self._policy)
+            return verdict.aborted(ran)
+        return verdict.crashed(ran, end.reason, end.signal or f"exit code {end.code}", self._policy)
 
     def _came_back(self, seat: Seat, jobs: set[int]) -> None:
         at = now_ms()
@@ -355,7 +365,7 @@ class Dispatcher:
         if not back:
             return
         seat.jobs = deque(c for c in seat.jobs if c.id not in jobs)
-        self._requeues += [outcome.returned(Ran(c, at, at), f"{seat.worker.component} was at a long job") for c in back]
+        self._requeues += [verdict.returned(Ran(c, at, at), f"{seat.worker.component} was at a long job") for c in back]
         self._bell.set()
 
     # ---- deadlines of running jobs

@@ -1,19 +1,11 @@
-"""How a run of a job can end, as values, and what follows from it. Pure; standard library alone.
+"""What a handler can raise to say how its run ended. Standard library alone; `verdict` decides what follows.
 
-A handler returns, or raises: `Fail` is permanent, `Retry` asks for another run, any other exception is transient.
-What the node sees besides: a crash (the process died), a timeout, a cancel, a shutdown.
+Returning is success. `Fail` is permanent, `Retry` asks for another run, any other exception is transient.
 """
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
 from ostler.errors import OstlerError
-
-if TYPE_CHECKING:  # the worker loads no store
-    from ostler.store.rows import Claim, Finish, Requeue
 
 
 class Fail(OstlerError):
@@ -36,110 +28,3 @@ class Cancelled(OstlerError):
     """Raised by `job.check()` when somebody cancelled the job; let it pass."""
 
     code = "CANCELLED"
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """The numbers that decide about another run."""
-
-    retry_base: float = 1.0
-    retry_max: float = 300.0
-    crash_limit: int = 2
-
-
-def backoff(run: int, policy: Policy) -> float:
-    """Seconds before the run that follows the `run`-th one."""
-    return float(min(policy.retry_base * 2 ** min(run - 1, 40), policy.retry_max))
-
-
-def error(code: str, message: str, **more: Any) -> str:
-    """The error of a job as it is stored."""
-    return json.dumps({"code": code, "message": message, **{k: v for k, v in more.items() if v is not None}})
-
-
-@dataclass(frozen=True, slots=True)
-class Ran:
-    """A run of a claim: when it began and ended (ms)."""
-
-    claim: Claim
-    began: int
-    ended: int
-
-    def finish(self, status: str, event: str, **more: Any) -> Finish:
-        from ostler.store.rows import Finish  # noqa: PLC0415
-
-        return Finish(self.claim.id, self.claim.fence, status, self.began, self.ended, event, **more)
-
-    def requeue(self, event: str, **more: Any) -> Requeue:
-        from ostler.store.rows import Requeue  # noqa: PLC0415
-
-        return Requeue(self.claim.id, self.claim.fence, event, self.ended, **more)
-
-
-def done(ran: Ran, result: str) -> Finish:
-    """It returned."""
-    return ran.finish("done", "done", result=result)
-
-
-def failed(ran: Ran, what: dict[str, Any]) -> Finish:
-    """It failed for good; the number of attempts stays."""
-    return ran.finish("failed", "failed", error=json.dumps(what), data=_data(ran, what))
-
-
-def cancelled(ran: Ran) -> Finish:
-    """It was cancelled while it ran, and has ended."""
-    return ran.finish("cancelled", "cancelled", error=error("CANCELLED", "cancelled while it ran"))
-
-
-def transient(
-    ran: Ran, what: dict[str, Any], policy: Policy, after: float | None = None, *, final: str = "RETRIES_EXHAUSTED"
-) -> Finish | Requeue:
-    """It raised: another run while attempts are left, else failed with code `final` and the last error's message."""
-    claim = ran.claim
-    used = claim.attempt - claim.excused
-    if used >= claim.attempts:
-        message = (
-            f"failed in the last of {claim.attempts} runs: {what['message']}" if claim.attempts > 1 else what["message"]
-        )
-        last = {**what, "code": final, "message": message, "cause": what["code"]}
-        return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last))
-    wait = backoff(used, policy) if after is None else max(0.0, after)
-    return ran.requeue(
-        "requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait)
-    )
-
-
-def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
-    """It ran longer than its timeout and was killed: transient, but the last code says TIMEOUT."""
-    what = {
-        "code": "TIMEOUT",
-        "message": f"ran longer than its timeout of {ran.claim.timeout:g} s and was killed with its processes",
-    }
-    return transient(ran, what, policy, final="TIMEOUT")
-
-
-def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requeue:
-    """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC."""
-    crashes = ran.claim.crashes + 1
-    what = {"code": "CRASH", "message": f"the worker {ran.claim.worker} died while running it ({reason}, {detail})"}
-    if crashes > policy.crash_limit:
-        last = {**what, "code": "TOXIC", "message": f"took its worker down {crashes} times; last: {what['message']}"}
-        return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last))
-    return ran.requeue("requeued:crash", crash=1, error=json.dumps(what), data=_data(ran, what, crashes=crashes))
-
-
-def aborted(ran: Ran) -> Requeue:
-    """The node or worker was stopped before it finished: back to the queue, nobody is blamed."""
-    return ran.requeue("aborted:shutdown", excused=1, data=_data(ran))
-
-
-def returned(ran: Ran, why: str) -> Requeue:
-    """Handed over, never begun: back as if nothing had been."""
-    return ran.requeue("returned", refund=1, data=json.dumps({"reason": why}))
-
-
-def _data(ran: Ran, what: dict[str, Any] | None = None, **more: Any) -> str:
-    found = {"attempt": ran.claim.attempt, "worker": ran.claim.worker, **more}
-    if what:
-        found |= {"code": what["code"], "message": what["message"][:500]}
-    return json.dumps(found)

@@ -46,6 +46,9 @@ class Runner:
         self._line: deque[list[Any]] = deque()
         self._turn = threading.Condition()
         self._stopping = False
+        self._leaving = False
+        self._cancelled: set[int] = set()  # asked for before they began
+        self.terminated = False
         self._current: Job | None = None
         self._interrupt: Callable[[], None] | None = None  # cancels the running coroutine
         self._loop: Any = None
@@ -66,12 +69,15 @@ class Runner:
                 self.channel.send("back", ids)
             case ["cancel", job]:
                 with self._turn:
-                    if self._current is not None and self._current.id == job:
-                        self._current.cancelled = True
-                        if self._interrupt:
-                            self._interrupt()
+                    if self._current is None or self._current.id != job:
+                        self._cancelled.add(job)
+                        return
+                    self._current.cancelled = True
+                    if self._interrupt:
+                        self._interrupt()
             case ["leaving"]:
                 with self._turn:
+                    self._leaving = True
                     if self._current is not None:
                         self._current.stopping = True
             case ["stop"]:
@@ -93,10 +99,21 @@ class Runner:
                     return
                 job, fence, task, args, attempt, crashes = self._line.popleft()
                 self._current = handle = Job(job, task, attempt, crashes, fence, self.channel.send)
+                handle.stopping = self._leaving
+                if self._cancelled:
+                    handle.cancelled = job in self._cancelled
+                    self._cancelled.clear()
             frame = self._run(tasks.get(task), handle, args)
             with self._turn:
                 self._current = None
             self.channel.send(*frame)
+            if self.terminated:
+                raise Terminated  # the job has swallowed it
+
+    def _terminate(self, _number: int, _frame: FrameType | None) -> None:
+        self.terminated = True
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
 
     def _run(self, task: Task[..., Any] | None, job: Job, args: str) -> tuple[Any, ...]:
         """The frame that tells how it went."""
@@ -166,17 +183,12 @@ class Runner:
         return ("fail", job.id, job.fence, kind, what, after)
 
 
-def _terminate(_number: int, _frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    raise Terminated
-
-
 def main(argv: list[str]) -> int:
     """Load the app, say ready, run jobs. The channel is open before the app loads, so a slow import still beats."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     runner = Runner(int(os.environ.get("OSTLER_MAX_PAYLOAD", "1048576")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _terminate)
+    signal.signal(signal.SIGTERM, runner._terminate)  # noqa: SLF001
     try:
         runner.channel.open()
         from ostler.app import load  # noqa: PLC0415

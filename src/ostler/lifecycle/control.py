@@ -87,4 +87,12 @@ class Control:
             self.pool(pool).paused = paused
             key, value = f"pool_paused:{pool}", "true" if paused else "false"
         self._supervisor.bus.send(PoolPaused(pool, paused))
-        await self._supervisor.records.flag(key, value)
+        if paused:
+            for slot in self._supervisor.slots.values() if pool is None else self.pool(pool).slots:
+                for worker in slot.all():
+                    slot.pool.spec.tenant.pause(worker)
+        self._supervisor.pause_epoch += 1
+        try:
+            await self._supervisor.records.flag(key, value)
+        finally:
+            self._supervisor.pause_epoch += 1

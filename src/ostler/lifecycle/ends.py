@@ -11,7 +11,7 @@ from ostler.lifecycle.worker import Exit, Worker
 ON_PURPOSE = frozenset({"job-timeout", "cancelled", "shutdown"})
 
 # The codes of seed 001 that are no process's exit code: unknown, heartbeat timeout, invalid heartbeat.
-_SEED_CODE = {"spawn": -1, "silence": -2, "unwell": -2, "protocol": -3}
+_SEED_CODE = {"spawn": -1, "unknown": -1, "silence": -2, "unwell": -2, "protocol": -3}
 
 # What a worker's own exit code means (70 and up, so that they collide with no shell's and no signal's).
 APP_LOAD = 70
@@ -27,6 +27,8 @@ def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limi
         return Exit(worker.parting, "asked", ended.code, ended.signal)
     if worker.status is Status.STOPPING:
         return Exit("stopped", "asked", ended.code, ended.signal)
+    if not ended.known:
+        return Exit("unknown", "crash", ended.code, None)
     if ended.code == 0:
         return (
             Exit("exit-loop", "crash", 0, None)

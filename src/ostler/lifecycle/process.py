@@ -39,6 +39,7 @@ class Ended:
     code: int
     at: float
     peak_rss_mb: float | None
+    known: bool = True  # False: the code could not be had
 
     @property
     def signal(self) -> str | None:
@@ -187,8 +188,16 @@ class Process:
             self._loop.remove_reader(self._socket.fileno())
             self._on_garbage(str(error))
             return
+        self._tell(frames)
+
+    def _tell(self, frames: list[Frame]) -> None:
+        """One frame that cannot be handled does not swallow the others."""
         for frame in frames:
-            self._on_frame(frame)
+            try:
+                self._on_frame(frame)
+            except Exception as error:
+                log.exception("a frame of pid %d could not be handled: %.200s", self.pid, frame)
+                self._on_garbage(f"{frame[0]}: {error}")
 
     # ---- its output
 
@@ -227,16 +236,20 @@ class Process:
         # The group goes before the leader is reaped: until then nobody else can get its number.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
-        pid, status, usage = os.wait4(self.pid, os.WNOHANG)
-        if pid == 0:
-            return
-        code = os.waitstatus_to_exitcode(status)
+        code, peak, known = 255, 0, True
+        try:
+            pid, status, usage = os.wait4(self.pid, os.WNOHANG)
+            if pid == 0:
+                return
+            code, peak = os.waitstatus_to_exitcode(status), usage.ru_maxrss
+        except ChildProcessError:  # somebody else reaped it: it is gone all the same
+            known = False
         self._popen.returncode = code
         self._drain()
         # The kernel counts what the process was before exec too, so the figure is its own only above the node's.
-        if usage.ru_maxrss > self._inherited_peak:
-            self.peak_rss_mb = max(self.peak_rss_mb, round(usage.ru_maxrss * 1024 / 1e6, 1))
-        self.ended = Ended(code, time.monotonic(), self.peak_rss_mb or None)
+        if peak > self._inherited_peak:
+            self.peak_rss_mb = max(self.peak_rss_mb, round(peak * 1024 / 1e6, 1))
+        self.ended = Ended(code, time.monotonic(), self.peak_rss_mb or None, known)
         self._on_end(self.ended)
 
     def _drain(self) -> None:
@@ -247,8 +260,7 @@ class Process:
         if self._socket:
             with contextlib.suppress(OSError, ValueError):
                 while data := self._socket.recv(1 << 18):
-                    for frame in self._frames.feed(data):
-                        self._on_frame(frame)
+                    self._tell(self._frames.feed(data))
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()

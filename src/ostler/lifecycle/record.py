@@ -89,6 +89,10 @@ class Records:
     def crashed(self, row: ExitRow, code: int | None) -> None:
         self._post(lambda store: store.health.mark_crashed(self._node, row, code))
 
+    def side_end(self, row: ExitRow) -> None:
+        """The end of a worker that was not the slot's own: in the history, not in the row."""
+        self._post(lambda store: store.health.add_exit(self._node, row))
+
     def failed(self, slot: Slot) -> None:
         self._mark(slot.component, slot.generation, Status.FAILED)
 

@@ -48,6 +48,7 @@ class Supervisor:
         self.pools: dict[str, Pool] = {}
         self.slots: dict[str, Slot] = {}
         self.token = secrets.token_hex(8)
+        self.pause_epoch = 0  # grows when a pause begins or ends to be written: what was read before is outdated
         self.bus = bus
         self.records = Records(settings, lane, self.token)
         self._limits = Limits(
@@ -86,6 +87,8 @@ class Supervisor:
         self.records.node_moved(Status.STOPPING)
         for slot in self.slots.values():
             slot.wanted = False
+            if slot.worker is None and slot.rest is Status.CRASHED:
+                self.give_up_waiting(slot)
             for worker in slot.all():
                 self.leave(worker, by=time.monotonic() + worker.pool.spec.stop_grace)
         while any(slot.all() or slot.sweeping for slot in self.slots.values()):
@@ -171,7 +174,7 @@ class Supervisor:
     def _advance(self, slot: Slot, now: float) -> None:
         for worker in slot.all():
             self._step(slot, worker, now)
-        if slot.worker is None and not slot.sweeping:
+        if slot.worker is None and slot.heir is None and not slot.sweeping:
             self._rest(slot, now)
 
     def _rest(self, slot: Slot, now: float) -> None:
@@ -308,10 +311,11 @@ class Supervisor:
 
     def _heard(self, worker: Worker, frame: Frame) -> None:
         if frame[0] == "beat":
+            _, rss, peak = frame
             worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
-            if worker.process and len(frame) == 3:
-                worker.rss_mb = frame[1]
-                worker.process.peak_rss_mb = max(worker.process.peak_rss_mb, frame[2])
+            worker.rss_mb = float(rss)
+            if worker.process:
+                worker.process.peak_rss_mb = max(worker.process.peak_rss_mb, float(peak))
         elif frame[0] == "ready":
             worker.announced = True
             self._wake.set()
@@ -399,9 +403,6 @@ class Supervisor:
         end = ends.judge(worker, ended, slot.history, now_ms(), self._limits, memory_ran_out=kills > before)
         job = slot.pool.spec.tenant.gone(worker, end)
         self._sweep(slot, worker)
-        if worker is slot.heir or worker in slot.leaving:
-            self._side_end(slot, worker, end, now)
-            return
         row = ExitRow(
             component=slot.component,
             generation=worker.generation,
@@ -414,7 +415,15 @@ class Supervisor:
             job=job,
             log=list(worker.process.tail)[-20:] if worker.process else [],
         )
+        if worker is slot.heir or worker in slot.leaving:
+            self._side_end(slot, worker, row, now)
+            return
         slot.worker = None
+        self._own_end(slot, worker, row, end)
+        if slot.heir is not None:
+            self._inherit(slot, slot.heir)
+
+    def _own_end(self, slot: Slot, worker: Worker, row: ExitRow, end: Exit) -> None:
         if end.kind == "crash":
             self._crashed(slot, worker, row, ends.recorded_code(end))
             return
@@ -442,21 +451,26 @@ class Supervisor:
                 self.bus.send(WorkerMoved(slot.component, worker.generation, Status.CRASHED, slot.rest, reason=why))
                 self.records.failed(slot)
 
-    def _side_end(self, slot: Slot, worker: Worker, end: Exit, now: float) -> None:
+    def _inherit(self, slot: Slot, heir: Worker) -> None:
+        """The old worker ended before its replacement was ready: the heir is the slot's worker now, unless none is wanted."""
+        if slot.rest is Status.FAILED or not slot.wanted:
+            self.kill(heir, "shutdown")
+            return
+        slot.worker, slot.heir = heir, None
+        self.records.starting(heir)
+
+    def _side_end(self, slot: Slot, worker: Worker, row: ExitRow, now: float) -> None:
         """A worker that was not (or no longer) the slot's own: it says nothing about the slot, but a failed heir ends the try."""
+        self.records.side_end(row)
         if worker in slot.leaving:
             slot.leaving.remove(worker)
             return
         slot.heir = None
         self._recycled(slot)
         slot.spare_recycle_until = now + self.settings.backoff_max
-        if not worker.leave:
-            log.warning(
-                "%s: its replacement did not start (%s, code %s); the old one stays",
-                slot.component,
-                end.reason,
-                end.code,
-            )
+        if not worker.leave and worker.killing != "shutdown":
+            what = f"{row.reason}, {row.signal or f'code {row.code}'}"
+            log.warning("%s: its replacement did not start (%s); the old one stays", slot.component, what)
 
     def _sweep(self, slot: Slot, worker: Worker) -> None:
         """End what the worker left behind, before a replacement can start."""
@@ -470,10 +484,10 @@ class Supervisor:
                 if left:
                     log.info("%s left %d processes behind; they were ended", slot.component, left)
             finally:
-                slot.sweeping = False
+                slot.sweeping -= 1
                 self._wake.set()
 
-        slot.sweeping = True
+        slot.sweeping += 1
         self._spawn_task(sweep(), f"sweep {slot.component}")
 
     # ---- what others ask

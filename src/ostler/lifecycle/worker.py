@@ -37,8 +37,11 @@ class Tenant(Protocol):
     def busy(self, worker: Worker) -> bool:
         """Whether the worker still has something to finish."""
 
+    def pause(self, worker: Worker) -> None:
+        """The worker's pool was paused: take back what it has not begun."""
+
     def drain(self, worker: Worker) -> None:
-        """Give the worker nothing new, and take back what it has not begun."""
+        """The worker is to leave: give it nothing new, and take back what it has not begun."""
 
     def gone(self, worker: Worker, end: Exit) -> int | None:
         """The worker is no more. Returns the id of the item that it was at, if any."""
@@ -53,6 +56,8 @@ class Nothing:
 
     def busy(self, worker: Worker) -> bool:
         return False
+
+    def pause(self, worker: Worker) -> None: ...
 
     def drain(self, worker: Worker) -> None: ...
 
@@ -104,7 +109,7 @@ class Slot:
     worker: Worker | None = None
     heir: Worker | None = None  # being warmed to take over
     leaving: list[Worker] = field(default_factory=list)  # replaced, finishing what it has
-    sweeping: bool = False  # the family of the last one is being ended
+    sweeping: int = 0  # families of ended ones that are being ended too
     spare_recycle_until: float = 0.0
 
     @property

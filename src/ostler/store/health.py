@@ -130,21 +130,25 @@ class Health:
             metadata=_text(metadata),
         )
         if held:
-            self._db.run(
-                "add_exit",
-                node=node,
-                component=exit_.component,
-                generation=exit_.generation,
-                at=exit_.at,
-                reason=exit_.reason,
-                code=exit_.code,
-                signal=exit_.signal,
-                kind=exit_.kind,
-                peak_rss_mb=exit_.peak_rss_mb,
-                job=exit_.job,
-                log=json.dumps(exit_.log),
-            )
+            self.add_exit(node, exit_)
         return bool(held)
+
+    def add_exit(self, node: str, exit_: ExitRow) -> None:
+        """Keep an end in the history, without touching the row."""
+        self._db.run(
+            "add_exit",
+            node=node,
+            component=exit_.component,
+            generation=exit_.generation,
+            at=exit_.at,
+            reason=exit_.reason,
+            code=exit_.code,
+            signal=exit_.signal,
+            kind=exit_.kind,
+            peak_rss_mb=exit_.peak_rss_mb,
+            job=exit_.job,
+            log=json.dumps(exit_.log),
+        )
 
     def end_streak(self, node: str, component: str, generation: int) -> None:
         """It was healthy long enough: the next crash waits one second again."""

@@ -34,7 +34,7 @@ class JobRecords:
     def turn(self, turn: Turn) -> Taken:
         """Write what happened and claim for the free workers, in one transaction.
 
-        A note, finish or requeue whose (id, fence) is no longer the current claim changes nothing and is named in `lost`.
+        A note, finish or requeue whose (id, fence) is no longer the current claim changes nothing and is named in `lost` (a note is just dropped).
         No job is claimed twice: the claim finds it queued under the write lock, or not at all.
         """
         lost: list[int] = []
@@ -124,7 +124,7 @@ class JobRecords:
     def _timeline(self, events: Iterable[_EVENT]) -> None:
         batch = list(events)
         if batch:
-            self._db.run("add_events", batch=json.dumps(batch))
+            self._db.run_many("add_events", batch)
 
     def ready(self, queues: Sequence[str], now: int) -> bool:
         """Whether a claim for these queues would find something now. Reads only."""

@@ -1,9 +1,13 @@
-"""The values that cross the border between the store and the rest: small, frozen, without behaviour."""
+"""The values that cross the border between the store and the rest: small, immutable, without behaviour.
+
+Those that are made for every single job are named tuples, which cost a third of a frozen dataclass.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 
 class JobStatus(StrEnum):
@@ -29,8 +33,7 @@ class NewJob:
     run_at: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One job in the hands of one worker. (id, fence) is what every later write must still hold."""
 
     id: int
@@ -46,8 +49,7 @@ class Claim:
     timeout: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(NamedTuple):
     """The end of a claim that is also the end of the job. `event` is the timeline row's name."""
 
     id: int
@@ -63,8 +65,7 @@ class Finish:
     data: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Requeue:
+class Requeue(NamedTuple):
     """The end of a claim that sends the job back. `refund` takes the attempt back: it never began."""
 
     id: int
@@ -79,8 +80,7 @@ class Requeue:
     data: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Note:
+class Note(NamedTuple):
     """Something that a running job reported: progress, or a named event."""
 
     id: int

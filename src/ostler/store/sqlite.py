@@ -52,11 +52,18 @@ class SqliteDatabase:
         """Execute one named statement and return its rows."""
         return self.query(self._sql[statement], values)
 
+    def run_many(self, statement: str, rows: list[tuple[Any, ...]], /) -> None:
+        """Execute one named statement, which returns nothing, for each row of positional values."""
+        try:
+            self._connection.executemany(self._sql[statement], rows)
+        except sqlite3.DatabaseError as error:
+            raise _as_ours(error, self.path) from error
+
     def query(self, sql: str, values: dict[str, Any]) -> list[sqlite3.Row]:
         """Execute SQL that was put together by the caller (filters) and return its rows."""
         try:
             return self._connection.execute(sql, values).fetchall()
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
     @contextmanager
@@ -74,7 +81,7 @@ class SqliteDatabase:
     def _execute(self, sql: str) -> None:
         try:
             self._connection.execute(sql)
-        except sqlite3.OperationalError as error:
+        except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
     def migrate(self) -> list[str]:

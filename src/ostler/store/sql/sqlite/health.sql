@@ -57,11 +57,14 @@ SELECT generation, at, reason, code, signal, kind, peak_rss_mb, job, log FROM ex
 DELETE FROM exits WHERE at < :before;
 
 -- name: component
-SELECT h.*, (SELECT min(id) FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component) AS current_job
+-- The running job is the first of those that the worker has in hand: claims are handed over in this order.
+SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
+                ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
   FROM health h WHERE h.node = :node AND h.component = :component;
 
 -- name: workers
-SELECT h.*, (SELECT min(id) FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node) AS current_job
+SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
+                ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
   FROM health h WHERE h.component <> 'node' AND (:node IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
 
 -- name: nodes

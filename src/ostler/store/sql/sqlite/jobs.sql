@@ -10,10 +10,8 @@ SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(va
 RETURNING id;
 
 -- name: add_events
-INSERT INTO job_events (job, seq, at, name, data)
-SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
-       json_extract(value, '$[4]')
-  FROM json_each(:batch);
+-- No rows come back, so plain values row by row are quicker here than JSON.
+INSERT INTO job_events (job, seq, at, name, data) VALUES (?, ?, ?, ?, ?);
 
 -- name: promote
 UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :now;
@@ -47,7 +45,9 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
        finished_at = CASE WHEN cancel = 1 THEN :now ELSE NULL END,
        later = coalesce(r.run_at > :now, 0), run_at = coalesce(r.run_at, jobs.run_at),
        attempt = attempt - r.refund, crashes = crashes + r.crash, excused = jobs.excused + r.excused,
-       error = coalesce(r.error, jobs.error), node = NULL, worker = NULL, started_at = NULL, seq = seq + 1
+       error = CASE WHEN cancel = 1 THEN json_object('code', 'CANCELLED', 'message', 'cancelled; its run had ended already')
+                    ELSE coalesce(r.error, jobs.error) END,
+       node = NULL, worker = NULL, started_at = NULL, cancel = 0, seq = seq + 1
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS run_at,
                json_extract(value, '$[3]') AS refund, json_extract(value, '$[4]') AS crash,
                json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error

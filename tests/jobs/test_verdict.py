@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from ostler.jobs import outcome
-from ostler.jobs.outcome import Policy, Ran
+from ostler.jobs import verdict
+from ostler.jobs.verdict import Policy, Ran
 from ostler.store.rows import Claim, Finish, Requeue
 
 POLICY = Policy(retry_base=1.0, retry_max=10.0, crash_limit=2)
@@ -20,50 +20,57 @@ def ran(*, attempt: int = 1, attempts: int = 3, crashes: int = 0, excused: int =
 
 @pytest.mark.parametrize(("attempt", "wait"), [(1, 1000), (2, 2000)])
 def test_transient_failures_are_retried_with_doubling_delay(attempt: int, wait: int) -> None:
-    found = outcome.transient(ran(attempt=attempt), WHAT, POLICY)
+    found = verdict.transient(ran(attempt=attempt), WHAT, POLICY)
     assert isinstance(found, Requeue)
-    assert (found.id, found.fence, found.run_at, found.crash, found.excused, found.refund) == (7, 4, 2000 + wait, 0, 0, 0)
+    assert (found.id, found.fence, found.run_at, found.crash, found.excused, found.refund) == (
+        7,
+        4,
+        2000 + wait,
+        0,
+        0,
+        0,
+    )
 
 
 def test_the_delay_is_capped() -> None:
-    assert [outcome.backoff(n, POLICY) for n in (1, 2, 3, 4, 5, 60)] == [1, 2, 4, 8, 10, 10]
+    assert [verdict.backoff(n, POLICY) for n in (1, 2, 3, 4, 5, 60)] == [1, 2, 4, 8, 10, 10]
 
 
 def test_the_last_attempt_exhausts() -> None:
-    found = outcome.transient(ran(attempt=3), WHAT, POLICY)
+    found = verdict.transient(ran(attempt=3), WHAT, POLICY)
     assert isinstance(found, Finish)
     assert json.loads(found.error)["code"] == "RETRIES_EXHAUSTED"
     assert json.loads(found.error)["cause"] == "ERROR"
 
 
 def test_runs_that_were_excused_do_not_use_up_attempts() -> None:
-    assert isinstance(outcome.transient(ran(attempt=4, excused=2), WHAT, POLICY), Requeue)
-    assert isinstance(outcome.transient(ran(attempt=5, excused=2), WHAT, POLICY), Finish)
+    assert isinstance(verdict.transient(ran(attempt=4, excused=2), WHAT, POLICY), Requeue)
+    assert isinstance(verdict.transient(ran(attempt=5, excused=2), WHAT, POLICY), Finish)
 
 
 def test_a_crash_is_run_again_twice_whatever_attempts_say_then_toxic() -> None:
     for crashes in (0, 1):
-        found = outcome.crashed(ran(attempt=crashes + 1, attempts=1, crashes=crashes), "signal", "SIGKILL", POLICY)
+        found = verdict.crashed(ran(attempt=crashes + 1, attempts=1, crashes=crashes), "signal", "SIGKILL", POLICY)
         assert isinstance(found, Requeue)
         assert (found.crash, found.event) == (1, "requeued:crash")
-    found = outcome.crashed(ran(attempt=3, attempts=1, crashes=2), "signal", "SIGKILL", POLICY)
+    found = verdict.crashed(ran(attempt=3, attempts=1, crashes=2), "signal", "SIGKILL", POLICY)
     assert isinstance(found, Finish)
     assert (found.crash, json.loads(found.error)["code"]) == (1, "TOXIC")
 
 
 def test_a_timeout_is_transient_and_says_timeout_at_the_end() -> None:
-    assert isinstance(outcome.timed_out(ran(), POLICY), Requeue)
-    found = outcome.timed_out(ran(attempt=3), POLICY)
+    assert isinstance(verdict.timed_out(ran(), POLICY), Requeue)
+    found = verdict.timed_out(ran(attempt=3), POLICY)
     assert json.loads(found.error)["code"] == "TIMEOUT"
 
 
 def test_what_never_began_gets_its_attempt_back_and_a_shutdown_blames_nobody() -> None:
-    back = outcome.returned(ran(), "x")
+    back = verdict.returned(ran(), "x")
     assert (back.refund, back.crash, back.excused, back.event) == (1, 0, 0, "returned")
-    aborted = outcome.aborted(ran())
+    aborted = verdict.aborted(ran())
     assert (aborted.refund, aborted.crash, aborted.excused, aborted.event) == (0, 0, 1, "aborted:shutdown")
 
 
 def test_a_permanent_failure_is_final() -> None:
-    found = outcome.failed(ran(), {"code": "VALIDATION", "message": "no"})
+    found = verdict.failed(ran(), {"code": "VALIDATION", "message": "no"})
     assert (found.status, json.loads(found.error)["code"]) == ("failed", "VALIDATION")
