@@ -97,10 +97,13 @@ def test_every_setting_is_documented_with_its_variable_and_default() -> None:
     for name, field in config.NODE_KEYS.items():
         row = re.search(rf"^\| `{name}` \| `OSTLER_{name.upper()}` \| `?([^|`]*)`? \|", text, re.MULTILINE)
         assert row, f"docs/settings.md has no row for {name}"
+        default = field.default
         shown = (
-            {"": '""', True: "true", False: "false"}.get(field.default, str(field.default))
-            if not isinstance(field.default, float)
-            else f"{field.default:g}"
+            str(default).lower()
+            if isinstance(default, bool)
+            else f"{default:g}"
+            if isinstance(default, float)
+            else str(default) or '""'
         )
         assert row.group(1).strip() == shown, f"{name}: documented as {row.group(1)!r}, is {shown!r}"
     for name in config.POOL_KEYS:

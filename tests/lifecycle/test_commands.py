@@ -37,7 +37,7 @@ def test_tcp_readiness_gives_each_worker_a_port_of_its_own(make_node, tmp_path: 
     node = make_node(
         app=app(tmp_path, "app.command('srv', [*P, '--port', '{port}'], workers=2, ready='tcp://127.0.0.1:{port}')")
     )
-    rows = node.workers()
+    rows = [node.wait_status(f"worker:srv:{n}", "healthy") for n in (0, 1)]
     assert [(r["component"], r["status"], r["pool"]) for r in rows] == [
         ("worker:srv:0", "healthy", "srv"),
         ("worker:srv:1", "healthy", "srv"),
