@@ -89,6 +89,7 @@ class Node:
         until(lambda: self._address(pid), "the node to listen")
         if ready:
             until(lambda: self.get("/readyz")[0] == 200, "the node to be ready")
+            until(lambda: all(w["status"] == "healthy" for w in self.workers()), "all workers to be healthy")
         return self
 
     def _address(self, pid: int) -> bool:

@@ -290,6 +290,7 @@ class Supervisor:
         worker.ready_at = worker.last_beat = now
         worker.last_beat_ms = now_ms()
         self._move(slot, worker, Status.HEALTHY)
+        self._next_beat = min(self._next_beat, now + 0.2)  # its memory is known: show it soon
         self._recycled(slot)
         slot.pool.spec.tenant.ready(worker)
 
