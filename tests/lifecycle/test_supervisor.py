@@ -1,0 +1,60 @@
+"""Single looks of the supervisor's loop, with facts set by hand and no processes."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from ostler.config import Settings
+from ostler.events import Bus
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.lifecycle.worker import PoolSpec, Worker
+
+
+class NoLane:
+    """Takes every write and forgets it."""
+
+    def post(self, work) -> None: ...
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Supervisor:
+    made = Supervisor(Settings(data=str(tmp_path)), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])])
+    made.stopping = True  # spawn nothing
+    return made
+
+
+def healthy(supervisor: Supervisor, n: int, last_beat: float) -> Worker:
+    slot = supervisor.slots[f"worker:q:{n}"]
+    slot.worker = Worker(slot, 1, started=last_beat, status=Status.HEALTHY, ready_at=last_beat, last_beat=last_beat)
+    return slot.worker
+
+
+def test_a_silent_worker_is_killed(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    silent, well = healthy(supervisor, 0, now - 31), healthy(supervisor, 1, now - 29)
+    supervisor._look()
+    assert (silent.killing, well.killing) == ("silence", None)
+
+
+def test_workers_are_not_blamed_for_the_time_that_the_node_itself_was_away(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    worker = healthy(supervisor, 0, now - 40)
+    supervisor._last_look = now - 40  # the loop looks at least every beat interval (5 s): it was stopped
+    supervisor._look()
+    assert worker.killing is None
+    supervisor._last_look = time.monotonic()
+    worker.last_beat -= 30
+    supervisor._look()
+    assert worker.killing == "silence"
+
+
+def test_one_slot_that_fails_does_not_stop_the_look_at_the_others(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    broken, silent = healthy(supervisor, 0, now), healthy(supervisor, 1, now - 31)
+    broken.last_beat = None
+    supervisor._look()
+    assert silent.killing == "silence"
