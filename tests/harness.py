@@ -66,7 +66,8 @@ class Node:
 
     # ---- the process
 
-    def start(self, *, ready: bool = True) -> Node:
+    def start_process(self) -> int:
+        """Only the process; whether it comes up is another matter."""
         self.folder.mkdir(parents=True, exist_ok=True)
         log = (self.folder / "node.log").open("ab")
         argv = [
@@ -85,7 +86,10 @@ class Node:
             argv, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
         )
         log.close()
-        pid = self.process.pid
+        return self.process.pid
+
+    def start(self, *, ready: bool = True) -> Node:
+        pid = self.start_process()
         until(lambda: self._address(pid), "the node to listen")
         if ready:
             until(lambda: self.get("/readyz")[0] == 200, "the node to be ready")

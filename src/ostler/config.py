@@ -230,6 +230,10 @@ def check(settings: Settings) -> None:
     _check_stale("stale_after", settings.stale_after, settings.heartbeat_interval)
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, found {settings.port}")
+    if settings.max_payload > 16 * 1024 * 1024:
+        raise ConfigError(
+            f"max_payload must be at most 16777216 (16 MiB), found {settings.max_payload}; pass larger things by path or key"
+        )
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"log_level must be debug, info, warning or error, found {settings.log_level!r}")
     if not is_loopback(settings.host) and not settings.token:

@@ -89,3 +89,44 @@ def test_a_full_disk_delays_and_loses_nothing(make_node, tmp_path: Path) -> None
 
 
 _ = Node
+
+
+def test_a_node_stops_in_bounded_time_while_the_store_is_locked(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_STOP_GRACE="0.3")
+    flag = tmp_path / "go"
+    job = node.enqueue("wait_for", path=str(flag))
+    node.wait_running(job)
+    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    flag.touch()
+    node.signal(signal.SIGTERM)
+    assert node.wait(55) == 0
+    lock.execute("ROLLBACK")
+    lock.close()
+    node.start()
+    assert node.wait_job(job)["status"] == "done"
+
+
+def test_a_node_that_starts_while_the_store_is_locked_waits_or_says_so(make_node) -> None:
+    node = make_node("--pool", "work=1")
+    node.stop()
+    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    node.start_process()
+    assert node.wait(55) == 2
+    assert "cannot be used right now (database is locked)" in node.log()
+    assert "Traceback" not in node.log()
+    lock.execute("ROLLBACK")
+    lock.close()
+    node.start()
+    assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
+
+
+def test_readiness_comes_back_after_a_refused_enqueue(make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_STORE_PATIENCE="0.2")
+    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    assert node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})[0] == 503
+    lock.execute("ROLLBACK")
+    lock.close()
+    until(lambda: node.get("/readyz")[0] == 200, "readiness without another enqueue")

@@ -297,19 +297,35 @@ def test_an_app_that_breaks_in_the_worker_is_named_in_its_exit_record(make_node,
     assert any("no models here" in line for line in row["metadata"]["log"])
 
 
-@pytest.mark.parametrize("warm", ["false", "true"])
-def test_recycling_by_count_never_interrupts_and_loses_nothing(make_node, warm: str) -> None:
-    node = make_node("--pool", "work=2", OSTLER_RECYCLE_COUNT="3", OSTLER_RECYCLE_WARM=warm)
-    jobs = [node.enqueue("who") for _ in range(12)]
-    results = [node.wait_job(j) for j in jobs]
+def test_recycling_by_count_never_interrupts_and_loses_nothing(make_node) -> None:
+    node = make_node("--pool", "work=2", OSTLER_RECYCLE_COUNT="3")
+    results = [node.wait_job(j) for j in [node.enqueue("who") for _ in range(12)]]
     assert all(r["status"] == "done" and r["crashes"] == 0 for r in results)
     served: dict[int, int] = {}
     for r in results:
         served[r["result"]] = served.get(r["result"], 0) + 1
     assert len(served) >= 4
-    if warm == "false":
-        assert max(served.values()) <= 3
+    assert max(served.values()) <= 3
     assert all(w["restart_count"] == 0 for w in node.workers())
+
+
+def test_a_warmed_replacement_takes_over_while_the_old_worker_still_serves(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", OSTLER_RECYCLE_COUNT="1", OSTLER_RECYCLE_WARM="true")
+    old = node.worker("worker:work:0")["pid"]
+    flag = tmp_path / "go"
+    assert node.wait_job(node.enqueue("who"))["result"] == old
+    long = node.enqueue("wait_for", path=str(flag))
+    row = node.wait_worker(
+        "worker:work:0", "the replacement", lambda w: w["generation"] == 2 and w["status"] == "healthy"
+    )
+    assert row["pid"] != old
+    # The old one either was still idle when its replacement came, or finishes what it has.
+    assert node.wait_job(node.enqueue("who"))["result"] != old
+    flag.touch()
+    done = node.wait_job(long)
+    assert (done["status"], done["attempt"], done["crashes"]) == ("done", 1, 0)
+    until(lambda: gone(old), "the old one to leave")
+    assert node.worker("worker:work:0")["restart_count"] == 0
 
 
 def test_recycling_by_memory(make_node) -> None:
@@ -379,3 +395,167 @@ def test_garbage_on_the_control_channel_ends_the_worker_with_seed_code_minus_3(m
         assert job["error"]["code"] == "TOXIC"
     exits = node.get("/api/v1/workers/worker:q:0")[1]["exits"]
     assert [e["reason"] for e in exits] == ["protocol", "protocol"]
+
+
+def _app(folder: Path, *lines: str) -> Path:
+    path = folder / "odd.py"
+    path.write_text(
+        "\n".join(
+            [
+                "import os, signal, subprocess, sys, time, pathlib",
+                "from ostler import Ostler, Retry",
+                "app = Ostler()",
+                *lines,
+            ]
+        )
+        + "\n"
+    )
+    return path
+
+
+def test_a_child_that_cleared_its_environment_and_session_does_not_outlive_its_worker(
+    make_node, tmp_path: Path
+) -> None:
+    app = _app(
+        tmp_path,
+        "@app.job(queue='q', timeout=2)",
+        "def hides(job):",
+        "    child = subprocess.Popen(['sleep', '300'], env={}, executable='/bin/sleep', start_new_session=True)",
+        "    job.event('begun', child.pid)",
+        "    time.sleep(300)",
+    )
+    node = make_node("--pool", "q=1", app=app)
+    first = node.enqueue("hides")
+    worker = node.wait_running(first)
+    child = next(e["data"] for e in node.job(first)["events"] if e["name"] == "begun")
+    os.kill(worker["pid"], signal.SIGKILL)
+    until(lambda: gone(child), "the hidden child to be gone")
+    until(lambda: len([e for e in node.job(first)["events"] if e["name"] == "begun"]) == 2, "the second run")
+    again = [e["data"] for e in node.job(first)["events"] if e["name"] == "begun"][1]
+    until(lambda: gone(again), "the child of the run that timed out to be gone")
+
+
+def test_the_old_run_is_gone_before_the_next_one_begins(make_node, tmp_path: Path) -> None:
+    """The child of the first run writes as long as it lives; no line of it may come after the second run began."""
+    trail = tmp_path / "trail"
+    app = _app(
+        tmp_path,
+        "@app.job(queue='q')",
+        "def overlaps(job, trail: str):",
+        "    if job.attempt == 2:",
+        "        pathlib.Path(trail).open('a').write('second\\n'); time.sleep(0.2); return",
+        '    code = f\'import time\\nwhile True: open({trail!r}, "a").write("first\\\\n"); time.sleep(0.0005)\'',
+        "    subprocess.Popen([sys.executable, '-c', code], start_new_session=True)",
+        "    while not pathlib.Path(trail).exists(): time.sleep(0.01)",
+        "    os.kill(os.getpid(), signal.SIGKILL)",
+    )
+    node = make_node("--pool", "q=2", app=app)
+    node.wait_job(node.enqueue("overlaps", trail=str(trail)))
+    lines = trail.read_text().split()
+    assert "first" in lines
+    assert lines[-1] == "second"
+
+
+def test_a_job_that_forks_and_comes_back_twice_does_not_double_what_is_in_hand(make_node, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+    app = _app(
+        tmp_path,
+        "@app.job(queue='q')",
+        "def noop(job, fork: bool = False):",
+        "    if fork: os.fork(); return",
+        f"    pathlib.Path({str(marks)!r}).open('a').write(f'{{job.id}}\\n')",
+    )
+    node = make_node("--pool", "q=1", app=app)
+    for job in [node.enqueue("noop") for _ in range(10)]:
+        node.wait_job(job)
+    node.post("/api/v1/workers/pause")
+    jobs = [node.enqueue("noop", fork=True), *[node.enqueue("noop") for _ in range(8)]]
+    node.post("/api/v1/workers/resume")
+    assert all(node.wait_job(j)["status"] == "done" for j in jobs)
+    ran = marks.read_text().split()
+    assert len(ran) == len(set(ran)) == 18
+
+
+def test_a_worker_that_cannot_be_spawned_fails_in_the_open_and_the_node_still_stops(make_node, tmp_path: Path) -> None:
+    app = _app(
+        tmp_path,
+        "app.command('odd', ['sleep', '5'], env={'X': 'a\\0b'})",
+        "@app.job(queue='q')",
+        "def fine(job): return 1",
+    )
+    node = make_node("--pool", "q=1", app=app, ready=False, OSTLER_RESTART_LIMIT="2")
+    row = node.wait_status("worker:odd:0", "failed")
+    assert (row["exit_reason"], row["exit_code"]) == ("spawn", -1)
+    node.wait_status("worker:q:0", "healthy")
+    assert node.wait_job(node.enqueue("fine"))["result"] == 1
+    assert node.stop() == 0
+
+
+def test_a_replacement_that_cannot_start_does_not_stop_the_old_worker_from_serving(make_node, tmp_path: Path) -> None:
+    flag = tmp_path / "broken"
+    app = _app(
+        tmp_path,
+        f"if 'OSTLER_COMPONENT' in os.environ and os.path.exists({str(flag)!r}): raise SystemExit(3)",
+        "@app.job(queue='q')",
+        "def who(job): return os.getpid()",
+    )
+    node = make_node("--pool", "q=1", app=app, OSTLER_RECYCLE_COUNT="2", OSTLER_RECYCLE_WARM="true")
+    flag.touch()
+    results = [node.wait_job(node.enqueue("who")) for _ in range(8)]
+    assert {r["status"] for r in results} == {"done"}
+    assert len({r["result"] for r in results}) == 1
+    until(lambda: "its replacement did not start" in node.log(), "the warning")
+    assert node.worker("worker:q:0")["status"] == "healthy"
+    flag.unlink()
+    old = results[0]["result"]
+    node.wait_worker(
+        "worker:q:0", "a replacement at last", lambda w: w["pid"] not in (None, old) and w["status"] == "healthy"
+    )
+
+
+def test_one_long_job_does_not_hold_up_the_recycling_of_the_others(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=2", OSTLER_RECYCLE_COUNT="3", OSTLER_RECYCLE_AGE="0.5")
+    flag = tmp_path / "go"
+    long = node.enqueue("wait_for", path=str(flag))
+    busy = node.wait_running(long)
+    jobs = [node.enqueue("who") for _ in range(8)]
+    assert all(node.wait_job(j)["status"] == "done" for j in jobs)
+    assert node.worker(busy["component"])["pid"] == busy["pid"]
+    flag.touch()
+    assert node.wait_job(long)["attempt"] == 1
+    node.wait_worker(busy["component"], "its own turn", lambda w: w["pid"] not in (None, busy["pid"]))
+
+
+def test_a_worker_that_crashes_while_it_drains_stays_stopped(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    job = node.enqueue("wait_for", path=str(tmp_path / "never"))
+    worker = node.wait_running(job)
+    node.post("/api/v1/workers/worker:work:0/drain")
+    node.wait_status("worker:work:0", "draining")
+    os.kill(worker["pid"], signal.SIGKILL)
+    row = node.wait_status("worker:work:0", "stopped")
+    assert row["restart_count"] == 1
+    assert node.get("/api/v1/health")[1]["status"] == "healthy"
+
+
+def test_strange_endings_of_jobs_are_plain_failures(make_node, tmp_path: Path) -> None:
+    app = _app(
+        tmp_path,
+        "class Mute(Exception):",
+        "    def __str__(self): raise RuntimeError('no words')",
+        "@app.job(queue='q', attempts=1)",
+        "def odd(job, how: str):",
+        "    if how == 'mute': raise Mute",
+        "    if how == 'inf': raise Retry(after=float('inf'))",
+        "    if how == 'text': raise Retry(after='5')",
+        "    if how == 'surrogate': job.progress(5, 'a\\ud800'); job.event('b\\ud800', 'c\\ud800'); return 'd\\ud800'",
+        "    raise OSError('e\\ud800')",
+    )
+    node = make_node("--pool", "q=1", app=app)
+    for how in ("mute", "inf", "text", "message"):
+        job = node.wait_job(node.enqueue("odd", how=how))
+        assert (job["status"], job["error"]["code"], job["crashes"]) == ("failed", "RETRIES_EXHAUSTED", 0), how
+    found = node.wait_job(node.enqueue("odd", how="surrogate"))
+    assert (found["status"], found["result"], found["stage"]) == ("done", "d\ud800", "a?")
+    assert len(node.get("/api/v1/jobs")[1]["jobs"]) == 5
+    assert node.wait_worker("worker:q:0", "the first generation", lambda w: w["generation"] == 1)

@@ -58,3 +58,11 @@ def test_one_slot_that_fails_does_not_stop_the_look_at_the_others(supervisor: Su
     broken.last_beat = None
     supervisor._look()
     assert silent.killing == "silence"
+
+
+def test_beats_that_came_with_the_wake_up_are_not_put_into_the_future(supervisor: Supervisor) -> None:
+    now = time.monotonic()
+    worker = healthy(supervisor, 0, now)
+    supervisor._last_look = now - 60
+    supervisor._look()
+    assert worker.last_beat <= time.monotonic()

@@ -134,7 +134,7 @@ def test_a_cancelled_running_job_does_not_go_back_to_the_queue(store: Store) -> 
     (c,) = claim(store)
     assert store.jobs.cancel(job, 2100) == "processing"
     assert store.jobs.cancel(job, 2200) == "processing"
-    assert store.jobs.wanted_cancels("n") == [job]
+    assert store.jobs.wanted_cancels("n") == [(job, c.fence)]
     store.jobs.turn(Turn("n", 2500, requeues=[Requeue(job, c.fence, "requeued:crash", 2500, crash=1)]))
     assert store.jobs.get(job)["status"] == "cancelled"
     assert names(store, job) == ["created", "processing", "cancel:requested", "cancelled"]

@@ -11,17 +11,21 @@ that turns out long does not hide the others behind it: they are recalled and go
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostler.config import Settings
+from ostler.errors import StoreBusy
 from ostler.events import Bus, ClaimLost, JobEnded
 from ostler.jobs import verdict
 from ostler.jobs.verdict import Policy, Ran
+from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
@@ -33,10 +37,14 @@ from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
 
+_NEVER = RecycleLimits()
+
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
 _HANDOVER_MOST = 128
 _GATHER = 0.003  # a turn waits so long for more results, while every worker still has enough in hand
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
+_LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
+_FRAME_BYTES = 4_000_000  # of arguments in one frame
 _RECALL_AFTER = 0.050  # a running job that lasts longer gives back what waits behind it
 
 
@@ -46,12 +54,19 @@ class Seat:
 
     worker: Worker
     jobs: deque[Claim] = field(default_factory=deque)
+    begun: bool = False  # the first is known to have begun
     began: float = 0.0
     began_ms: int = 0
     recalled: bool = False
     timed_out: bool = False
     cancel_by: float | None = None  # SIGTERM then
     kill_by: float | None = None  # SIGKILL then
+
+    def next(self, now: float, at: int, *, begun: bool) -> None:
+        """Another job is the first one in hand: nothing that was said of the last one holds for it."""
+        self.began, self.began_ms, self.begun = now, at, begun
+        self.recalled = self.timed_out = False
+        self.cancel_by = self.kill_by = self.worker.parting = None
 
 
 class Durations:
@@ -90,8 +105,10 @@ class Dispatcher:
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = 0.0
         self._due: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
+        self._closing = False
         self.supervisor: Supervisor  # set by the runtime, once it exists
 
     # ---- start and stop
@@ -103,7 +120,13 @@ class Dispatcher:
         ]
 
     async def close(self) -> None:
-        """Write everything that is still in memory. Call when all workers are gone."""
+        """Write everything that is still in memory. Call when all workers are gone. What a locked store does not take
+        within a few seconds is left to the next start, which sends those jobs back.
+        """
+        self._closing = True
+        self._bell.set()
+        # A turn under way is waited for: what it claims must be given back, not forgotten.
+        await asyncio.wait(self._tasks[:1], timeout=_LAST_TURN)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -112,7 +135,10 @@ class Dispatcher:
                 handle.cancel()
         turn = self._collect(claim=False)
         if turn:
-            await self._turn(turn)
+            try:
+                await self._turn(turn, patience=_LAST_TURN)
+            except Exception as error:  # noqa: BLE001
+                log.warning("the last results could not be written (%s); the next start runs those jobs again", error)
 
     def ring(self) -> None:
         """Something may be there to claim."""
@@ -121,32 +147,58 @@ class Dispatcher:
     # ---- the loop
 
     async def _run(self) -> None:
-        while True:
+        while not self._closing:
             await self._bell.wait()
             if self._unhurried():
                 await asyncio.sleep(_GATHER)
             self._bell.clear()
-            turn = self._collect()
-            if turn is None:
-                continue
             try:
-                taken = await self._turn(turn)
-            except Exception:
-                log.exception("a turn of the dispatcher failed; what it carried is tried again")
-                self._put_back(turn)
+                await self._once()
+            except Exception:  # the loop must survive whatever one turn does
+                log.exception("a turn of the dispatcher failed; it goes on")
                 await asyncio.sleep(1.0)
                 self._bell.set()
-                continue
-            self._deliver(taken)
-            if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
-                self._bell.set()  # there may be more than was asked for
+
+    async def _once(self) -> None:
+        turn = self._collect(claim=not self._closing)
+        if turn is None:
+            return
+        try:
+            taken = await self._turn(turn)
+        except StoreBusy:
+            self._put_back(turn)
+            raise
+        except Exception:
+            log.exception("the store refused a turn; its items are tried one by one")
+            await self._one_by_one(turn)
+            return
+        self._deliver(taken)
+        if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
+            self._bell.set()  # there may be more than was asked for
+
+    async def _one_by_one(self, turn: Turn) -> None:
+        """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so."""
+        for note in turn.notes:
+            with contextlib.suppress(Exception):  # logged with the turn; a timeline can do without it
+                await self._turn(Turn(turn.node, turn.now, notes=[note]))
+        alone = [(f.id, f.fence, Turn(turn.node, turn.now, finishes=[f])) for f in turn.finishes]
+        alone += [(r.id, r.fence, Turn(turn.node, turn.now, requeues=[r])) for r in turn.requeues]
+        for job, fence, one in alone:
+            try:
+                await self._turn(one)
+            except Exception as error:
+                log.exception("job %d: the end of its run could not be stored", job)
+                what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
+                failed = Finish(job, fence, "failed", turn.now, turn.now, "failed", error=what)
+                with contextlib.suppress(Exception):  # then it stays claimed, and the next start sends it back
+                    await self._turn(Turn(turn.node, turn.now, finishes=[failed]))
 
     def _unhurried(self) -> bool:
         """Whether all workers have so much in hand that the next turn may gather a larger batch first."""
         return all(len(seat.jobs) > 8 for seat in self._seats.values()) and bool(self._seats)
 
-    async def _turn(self, turn: Turn) -> Taken:
-        taken = await self._writer.call(lambda store: store.jobs.turn(turn))
+    async def _turn(self, turn: Turn, patience: float | None = None) -> Taken:
+        taken = await self._writer.call(lambda store: store.jobs.turn(turn), patience=patience)
         for job in taken.lost:
             log.warning("job %d: a late result was dropped, its claim was lost", job)
             self._bus.send(ClaimLost(job))
@@ -179,7 +231,8 @@ class Dispatcher:
             queue, held = seat.worker.pool.spec.name, len(seat.jobs)
             depth = self._durations.handover(queue)
             limit = seat.worker.pool.spec.recycle.count
-            if limit:  # never more in hand than the worker may still serve
+            # Never more in hand than the worker may still serve; a warmed replacement comes by itself, so it serves on.
+            if limit and not seat.worker.pool.spec.recycle.warm:
                 depth = min(depth, limit - seat.worker.served)
             if held <= depth // 2 and held < depth:
                 rooms.setdefault(queue, []).extend((place, held, seat.worker.component) for place in range(held, depth))
@@ -200,9 +253,10 @@ class Dispatcher:
                 batches.setdefault(seat, []).append(claim)
         for seat, claims in batches.items():
             if not seat.jobs:
-                seat.began, seat.began_ms, seat.recalled = now, at, False
+                seat.next(now, at, begun=False)
             seat.jobs.extend(claims)
-            seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in claims])
+            for part in _parts(claims):
+                seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in part])
             self._arm(seat)
         if self._due:
             self._due.cancel()
@@ -220,7 +274,7 @@ class Dispatcher:
         """Read what other processes may have changed: pauses, cancels, jobs that are ready."""
         queues = sorted({s.worker.pool.spec.name for s in self._seats.values() if not s.jobs and s.worker.accepting})
 
-        def read(store: Store) -> tuple[bool, frozenset[str], list[int], bool]:
+        def read(store: Store) -> tuple[bool, frozenset[str], list[tuple[int, int]], bool]:
             return (
                 *store.meta.pauses(),
                 store.jobs.wanted_cancels(self._node),
@@ -243,8 +297,8 @@ class Dispatcher:
         ):
             self.supervisor.apply_pauses(enabled, paused)
             ready = True
-        for job in cancels:
-            self.cancel(job)
+        for job, fence in cancels:
+            self.cancel(job, fence)
         if ready:
             self._bell.set()
 
@@ -275,11 +329,14 @@ class Dispatcher:
         if seat is None:
             return
         match frame:
+            case ["begin", job, fence]:
+                if seat.jobs and (seat.jobs[0].id, seat.jobs[0].fence) == (job, fence):
+                    seat.begun, seat.began, seat.began_ms = True, time.monotonic(), now_ms()
             case ["done", job, fence, result]:
-                if ran := self._took_off(seat, job, fence):
+                if ran := self._at(seat, job, fence):
                     self._end(seat, ran, verdict.done(ran, result))
             case ["fail", job, fence, kind, what, after]:
-                if ran := self._took_off(seat, job, fence):
+                if ran := self._at(seat, job, fence):
                     self._end(seat, ran, self._failure(ran, kind, what, after))
             case ["note", job, fence, event, progress, stage, data]:
                 self._notes.append(
@@ -302,44 +359,49 @@ class Dispatcher:
             return None
         at = now_ms()
         running, *waiting = seat.jobs
-        ran = Ran(running, seat.began_ms, at)
-        self._end(seat, ran, self._death(seat, ran, end))
+        if not seat.begun:
+            waiting, blamed = list(seat.jobs), None
+        else:
+            ran, blamed = Ran(running, seat.began_ms, at), running.id
+            self._store_end(ran, self._death(seat, ran, end))
         self._requeues += [
             verdict.returned(Ran(c, at, at), f"{worker.component} died before it began") for c in waiting
         ]
-        return running.id
+        self._bell.set()
+        return blamed
 
     # ---- ends
 
-    def _took_off(self, seat: Seat, job: int, fence: int) -> Ran | None:
-        """The running job has ended: the next one in hand begins now."""
+    def _at(self, seat: Seat, job: int, fence: int) -> Ran | None:
+        """The run that the worker tells the end of; None when it was not at that job."""
         if not seat.jobs or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence):
             log.error("%s reported job %d, which it was not running; dropped", seat.worker.component, job)
             return None
-        claim = seat.jobs.popleft()
-        at, now = now_ms(), time.monotonic()
-        ran = Ran(claim, seat.began_ms, at)
+        return Ran(seat.jobs[0], seat.began_ms, now_ms())
+
+    def _end(self, seat: Seat, ran: Ran, result: Finish | Requeue) -> None:
+        """The first job in hand has ended: the next one begins now. The verdict was made before anything is changed here."""
+        claim, now = seat.jobs.popleft(), time.monotonic()
         self._durations.add(claim.queue, claim.task, now - seat.began)
-        seat.began, seat.began_ms, seat.recalled = now, at, False
-        seat.cancel_by = seat.kill_by = seat.worker.parting = None
-        seat.worker.served += 1
+        seat.next(now, ran.ended, begun=True)
+        worker = seat.worker
+        worker.served += 1
         if seat.jobs:
             if seat.jobs[0].timeout is not None:
                 self._arm(seat)
-        elif seat.worker.leave or seat.worker.pool.spec.recycle.count or seat.worker.pool.spec.recycle.rss_mb:
+        elif worker.leave or worker.pool.spec.recycle != _NEVER:
             self.supervisor.wake()
-        return ran
+        self._store_end(ran, result)
 
-    def _end(self, seat: Seat, ran: Ran, result: Finish | Requeue) -> None:
+    def _store_end(self, ran: Ran, result: Finish | Requeue) -> None:
         if isinstance(result, Finish):
             self._finishes.append(result)
         else:
             self._requeues.append(result)
         self._bell.set()
         claim = ran.claim
-        self._bus.send(
-            JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, (ran.ended - ran.began) / 1000)
-        )
+        seconds = (ran.ended - ran.began) / 1000
+        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds))
 
     def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
         match kind:
@@ -364,21 +426,29 @@ class Dispatcher:
         back = [c for c in seat.jobs if c.id in jobs]
         if not back:
             return
+        first = seat.jobs[0].id in jobs
         seat.jobs = deque(c for c in seat.jobs if c.id not in jobs)
+        if first:  # it had not begun: whatever was meant for it is over
+            seat.next(time.monotonic(), at, begun=False)
+        if not seat.jobs:
+            self.supervisor.wake()
         self._requeues += [verdict.returned(Ran(c, at, at), f"{seat.worker.component} was at a long job") for c in back]
         self._bell.set()
 
     # ---- deadlines of running jobs
 
-    def cancel(self, job: int) -> None:
+    def cancel(self, job: int, fence: int | None = None) -> None:
         """Somebody wants this running job cancelled: ask it, then signals. Harmless when asked twice."""
         for seat in self._seats.values():
-            if seat.jobs and seat.jobs[0].id == job and seat.cancel_by is None:
+            held = next((c for c in seat.jobs if c.id == job and fence in (None, c.fence)), None)
+            if held is None:
+                continue
+            if held is not seat.jobs[0]:
+                self._recall(seat)  # not begun: it comes back, and the store ends it there
+            elif seat.cancel_by is None:
                 seat.worker.send("cancel", job)
                 seat.cancel_by = time.monotonic() + self._settings.cancel_grace
                 self._arm(seat)
-            elif any(c.id == job for c in seat.jobs):
-                self._recall(seat)  # not begun: it comes back, and the store ends it there
 
     def _recall(self, seat: Seat) -> None:
         if len(seat.jobs) > 1:
@@ -399,11 +469,11 @@ class Dispatcher:
     def _arm(self, seat: Seat) -> None:
         """See to it that the clock looks at the seat in time. The loop's clock is the monotonic one."""
         moment = min(self._moments(seat), default=None)
-        if moment is None or (self._timer is not None and self._timer.when() <= moment):
+        if moment is None or (self._timer is not None and self._timer_at <= moment):
             return
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(moment, self._tick)
+        self._timer, self._timer_at = self._loop.call_at(moment, self._tick), moment
 
     def _tick(self) -> None:
         self._timer = None
@@ -438,3 +508,16 @@ class Dispatcher:
         return sum(
             1 for s in self._seats.values() if not s.jobs and s.worker.status is Status.HEALTHY and s.worker.accepting
         )
+
+
+def _parts(claims: list[Claim]) -> Iterator[list[Claim]]:
+    """The claims in frames of bounded size."""
+    part: list[Claim] = []
+    size = 0
+    for claim in claims:
+        if part and size + len(claim.args) > _FRAME_BYTES:
+            yield part
+            part, size = [], 0
+        part.append(claim)
+        size += len(claim.args)
+    yield part

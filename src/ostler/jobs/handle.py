@@ -11,6 +11,13 @@ from ostler.errors import BadArguments
 from ostler.jobs.outcome import Cancelled
 from ostler.jobs.progress import Throttle
 
+_EVENT_BYTES = 65_536
+
+
+def _clean(text: str) -> str:
+    """Text that can be stored: file names may hold bytes that are no characters."""
+    return str(text).encode("utf-8", "replace").decode()[:500]
+
 
 class Job:
     """The first argument of every job function."""
@@ -33,6 +40,7 @@ class Job:
 
     def progress(self, percent: float, stage: str | None = None) -> None:
         """Report how far it is (0 to 100). Cheap to call often: only real news is stored. Never goes back."""
+        stage = None if stage is None else _clean(stage)
         shown = self._throttle.admit(percent, stage, time.monotonic())
         if shown is not None:
             self._say(
@@ -48,12 +56,16 @@ class Job:
     def event(self, name: str, data: Any = None) -> None:
         """Write a named event with JSON data into the job's timeline."""
         try:
-            json.dumps(data, allow_nan=False)
+            text = json.dumps(data, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise BadArguments(
                 f"event {name!r} of job {self.id}: its data cannot be written as JSON: {error}"
             ) from error
-        self._say("note", self.id, self.fence, str(name), None, None, data)
+        if len(text) > _EVENT_BYTES:
+            raise BadArguments(
+                f"event {name!r} of job {self.id}: its data is {len(text)} bytes as JSON, more than {_EVENT_BYTES}"
+            )
+        self._say("note", self.id, self.fence, _clean(name), None, None, data)
 
     def check(self) -> None:
         """Raise `Cancelled` when somebody asked to cancel the job."""

@@ -21,6 +21,10 @@ class Retry(OstlerError):
 
     def __init__(self, message: str = "", *, after: float | None = None) -> None:
         super().__init__(message or "the job asked for another run")
+        if after is not None and (
+            isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e9
+        ):
+            raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after
 
 

@@ -70,8 +70,9 @@ class Producer:
         from ostler.store import now_ms  # noqa: PLC0415
         from ostler.store.doorbell import ring  # noqa: PLC0415
 
-        ids = self.store().jobs.enqueue(jobs, now_ms())
-        ring(self.settings.data_dir)
+        store = self.store()
+        ids = store.jobs.enqueue(jobs, now_ms())
+        ring(store.db.path.parent)
         return ids
 
     def close(self) -> None:

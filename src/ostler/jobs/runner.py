@@ -52,6 +52,7 @@ class Runner:
         self._current: Job | None = None
         self._interrupt: Callable[[], None] | None = None  # cancels the running coroutine
         self._loop: Any = None
+        self._pid = os.getpid()
         self.channel = Channel(self._heard)
 
     # ---- the side thread
@@ -59,8 +60,10 @@ class Runner:
     def _heard(self, frame: Frame) -> None:
         match frame:
             case ["work", jobs]:
+                # The end of a job is also the beginning of the next one in hand; the first of a hand-over has to be told,
+                # because the node cannot know whether the worker lived to begin it.
                 with self._turn:
-                    self._line.extend(jobs)
+                    self._line.extend([*job, number == 0] for number, job in enumerate(jobs))
                     self._turn.notify()
             case ["recall"]:
                 with self._turn:
@@ -97,13 +100,17 @@ class Runner:
                     self._turn.wait()
                 if not self._line:
                     return
-                job, fence, task, args, attempt, crashes = self._line.popleft()
+                job, fence, task, args, attempt, crashes, first = self._line.popleft()
                 self._current = handle = Job(job, task, attempt, crashes, fence, self.channel.send)
                 handle.stopping = self._leaving
                 if self._cancelled:
                     handle.cancelled = job in self._cancelled
                     self._cancelled.clear()
+            if first:
+                self.channel.send("begin", job, fence)
             frame = self._run(tasks.get(task), handle, args)
+            if os.getpid() != self._pid:
+                os._exit(0)  # the job forked and the child came back too: the jobs in hand are not its own
             with self._turn:
                 self._current = None
             self.channel.send(*frame)
@@ -176,11 +183,19 @@ class Runner:
         self, job: Job, kind: str, code: str, error: BaseException, after: float | None = None
     ) -> tuple[Any, ...]:
         expected = isinstance(error, Fail | Retry | Cancelled | BadArguments)
-        message = str(error) if expected else f"{type(error).__name__}: {error}"
+        message = _words(error) if expected else f"{type(error).__name__}: {_words(error)}"
         what = {"code": code, "message": message[:2000]}
         if not expected or (error.__cause__ is not None and kind == "permanent"):
-            what["traceback"] = "".join(traceback.format_exception(error))[-_TRACE:]
+            with contextlib.suppress(Exception):  # an exception may break while it is shown
+                what["traceback"] = "".join(traceback.format_exception(error))[-_TRACE:]
         return ("fail", job.id, job.fence, kind, what, after)
+
+
+def _words(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as broken:  # noqa: BLE001
+        return f"(its message cannot be shown: {type(broken).__name__})"
 
 
 def main(argv: list[str]) -> int:

@@ -31,6 +31,9 @@ def error(code: str, message: str, **more: Any) -> str:
     return json.dumps({"code": code, "message": message, **{k: v for k, v in more.items() if v is not None}})
 
 
+LONGEST_WAIT = 10 * 365 * 86400.0
+
+
 class Ran(NamedTuple):
     """A run of a claim: when it began and ended (ms)."""
 
@@ -72,7 +75,7 @@ def transient(
         )
         last = {**what, "code": final, "message": message, "cause": what["code"]}
         return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last))
-    wait = backoff(used, policy) if after is None else max(0.0, after)
+    wait = backoff(used, policy) if after is None else min(max(0.0, after), LONGEST_WAIT)
     return ran.requeue(
         "requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait)
     )
@@ -82,7 +85,7 @@ def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
     """It ran longer than its timeout and was killed: transient, but the last code says TIMEOUT."""
     what = {
         "code": "TIMEOUT",
-        "message": f"ran longer than its timeout of {ran.claim.timeout:g} s and was killed with its processes",
+        "message": f"ran longer than its timeout of {ran.claim.timeout} s and was killed with its processes",
     }
     return transient(ran, what, policy, final="TIMEOUT")
 

@@ -13,6 +13,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from ostler.lifecycle import family
@@ -32,7 +33,7 @@ class Channel:
         self._interval = float(interval)
         self._heard = heard
         self._sending = threading.Lock()
-        self._thread = threading.Thread(target=self._listen, name="ostler-control", daemon=True)
+        self._thread = threading.Thread(target=self._guarded, name="ostler-control", daemon=True)
 
     def open(self) -> None:
         """Begin to beat and to listen."""
@@ -43,6 +44,14 @@ class Channel:
         data = encode(list(frame))
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
+
+    def _guarded(self) -> None:
+        """A worker without its channel is of no use to anybody: it leaves at once, with the reason in its log."""
+        try:
+            self._listen()
+        except BaseException:  # noqa: BLE001
+            traceback.print_exc()
+            leave()
 
     def _listen(self) -> None:
         frames = Frames()

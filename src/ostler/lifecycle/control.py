@@ -32,7 +32,7 @@ class Control:
     def drain(self, component: str) -> Status:
         """Finish what it has, then exit and stay stopped until `restart` or `resume`."""
         slot = self.slot(component)
-        if slot.status in (Status.STOPPED, Status.FAILED):
+        if slot.status is Status.FAILED or (slot.status is Status.STOPPED and not slot.wanted):
             raise Conflict(f"{component} is {slot.status}; only a running worker can be drained")
         slot.wanted = False
         if slot.status is Status.CRASHED:

@@ -118,6 +118,37 @@ def kill(prefix: str, roots: Iterable[int] = (), patience: float = 3.0) -> int:
     return len(killed)
 
 
+def adopt_orphans() -> bool:
+    """Have the kernel give orphans of our descendants to this process instead of to init. False where it cannot."""
+    try:
+        import ctypes  # noqa: PLC0415  only the node needs it
+
+        return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)  # PR_SET_CHILD_SUBREAPER
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def end_adopted(known: set[int]) -> int:
+    """End and reap orphans that came to this process: its children, not `known`, in sessions of their own.
+
+    A worker's child that cleared its environment and started a session is found by nothing else. Children that our own code
+    started share our session and are left alone.
+    """
+    own = os.getsid(0)
+    ended = 0
+    for p in processes():
+        if p.parent != os.getpid() or p.pid in known or p.session == own:
+            continue
+        if not p.zombie:
+            kill("\0", [p.pid], patience=0.5)
+            ended += 1
+        try:
+            os.waitpid(p.pid, 0 if p.zombie else os.WNOHANG)
+        except ChildProcessError:
+            continue
+    return ended
+
+
 def rss_by_session(sessions: set[int]) -> dict[int, float]:
     """Memory in MB of all processes of each session: what a whole program uses, children included."""
     page = os.sysconf("SC_PAGE_SIZE") / 1e6

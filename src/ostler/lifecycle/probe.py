@@ -80,8 +80,8 @@ async def ask(probe: Probe) -> str | None:
                     await writer.wait_closed()
     except TimeoutError:
         return f"{probe.target} did not answer within {_PATIENCE:g} s"
-    except OSError as error:
-        return f"{probe.target}: {error.strerror or error}"
+    except (OSError, ValueError) as error:
+        return f"{probe.target}: {getattr(error, 'strerror', None) or error}"
     if len(status) < 2 or not status[1].isdigit():
         return f"{probe.target} did not answer with HTTP"
     return None if 200 <= int(status[1]) < 400 else f"{probe.target} answered {status[1].decode()}"

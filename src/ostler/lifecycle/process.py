@@ -90,7 +90,12 @@ class Process:
         self._popen = self._spawn(launch)
         self.pid = self._popen.pid
         self.started = family.start_time(self.pid)
-        self._watch()
+        try:
+            self._watch()
+        except BaseException:  # it must not run on unwatched
+            os.killpg(self.pid, signal.SIGKILL)
+            self._popen.wait()
+            raise
 
     def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
         env = {**launch.env, family.VARIABLE: launch.mark}
@@ -245,7 +250,10 @@ class Process:
         except ChildProcessError:  # somebody else reaped it: it is gone all the same
             known = False
         self._popen.returncode = code
-        self._drain()
+        try:
+            self._drain()
+        except Exception:
+            log.exception("what pid %d left unread could not be taken", self.pid)
         # The kernel counts what the process was before exec too, so the figure is its own only above the node's.
         if peak > self._inherited_peak:
             self.peak_rss_mb = max(self.peak_rss_mb, round(peak * 1024 / 1e6, 1))
@@ -286,10 +294,11 @@ class _LogFile:
     def write(self, data: bytes) -> None:
         try:
             if self._size > _LOG_BYTES:
-                self._file.close()
-                self._path.replace(self._path.with_suffix(".log.1"))
-                self._file = self._path.open("ab", buffering=0)
                 self._size = 0
+                self._file.close()
+                with contextlib.suppress(FileNotFoundError):
+                    self._path.replace(self._path.with_suffix(".log.1"))
+                self._file = self._path.open("ab", buffering=0)
             self._file.write(data)
             self._size += len(data)
         except OSError as error:  # a full disk must not take the supervisor down

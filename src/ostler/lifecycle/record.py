@@ -33,7 +33,7 @@ class Records:
 
     async def load(self, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
         """Register the node and its slots, and fill in what is known of them. Returns (enabled, paused pools)."""
-        return await self._lane.call(lambda store: self._load(store, slots))
+        return await self._lane.call(lambda store: self._load(store, slots), patience=self._settings.store_patience)
 
     def _load(self, store: Store, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
         now, health = now_ms(), store.health
@@ -49,7 +49,7 @@ class Records:
         for slot in slots.values():
             health.register(self._node, slot.component, slot.pool.spec.name, now)
             if found := known.get(slot.component):
-                slot.generation = found["generation"]
+                slot.generation = slot.recorded = found["generation"]
                 slot.history = self._history(store, slot.component, now, found["streak"], found["restart_count"])
                 if found["status"] == Status.FAILED:
                     slot.rest = Status.FAILED
@@ -74,6 +74,7 @@ class Records:
         process, at = worker.process, now_ms()
         pid, started = (process.pid, process.started) if process else (None, None)
         component, generation = worker.component, worker.generation
+        worker.slot.recorded = generation
         self._post(lambda store: store.health.mark_starting(self._node, component, generation, pid, started, at))
 
     def moved(self, worker: Worker) -> None:
@@ -84,7 +85,7 @@ class Records:
 
     def stopped_waiting(self, slot: Slot) -> None:
         """A crashed slot will not be started again."""
-        self._mark(slot.component, slot.generation, Status.STOPPED)
+        self._mark(slot.component, slot.recorded, Status.STOPPED)
 
     def crashed(self, row: ExitRow, code: int | None) -> None:
         self._post(lambda store: store.health.mark_crashed(self._node, row, code))
@@ -94,7 +95,7 @@ class Records:
         self._post(lambda store: store.health.add_exit(self._node, row))
 
     def failed(self, slot: Slot) -> None:
-        self._mark(slot.component, slot.generation, Status.FAILED)
+        self._mark(slot.component, slot.recorded, Status.FAILED)
 
     def settled(self, worker: Worker) -> None:
         component, generation = worker.component, worker.generation

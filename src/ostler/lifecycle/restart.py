@@ -80,4 +80,5 @@ def after_healthy(history: History) -> History:
 
 
 def _within(times: tuple[int, ...], now: int, window: float) -> tuple[int, ...]:
-    return tuple(t for t in times if t > now - window * 1000)
+    # A time after `now` is from before the clock was set back: it tells nothing about this window.
+    return tuple(t for t in times if now - window * 1000 < t <= now)

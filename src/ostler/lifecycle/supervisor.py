@@ -74,6 +74,8 @@ class Supervisor:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
         self._logs.mkdir(parents=True, exist_ok=True)
         self.apply_pauses(*await self.records.load(self.slots))
+        if not family.adopt_orphans():
+            log.info("orphans cannot be adopted on this system; families are found by their mark alone")
         self._start_guard()
         self._spawn_task(self._run(), "supervisor")
 
@@ -91,7 +93,7 @@ class Supervisor:
                 self.give_up_waiting(slot)
             for worker in slot.all():
                 self.leave(worker, by=time.monotonic() + worker.pool.spec.stop_grace)
-        while any(slot.all() or slot.sweeping for slot in self.slots.values()):
+        while any(slot.all() for slot in self.slots.values()):
             self._wake.set()
             await asyncio.sleep(0.01)
 
@@ -137,8 +139,8 @@ class Supervisor:
             log.warning("the node's loop was away for %.1f s; its workers are not blamed for that", asleep)
             for slot in self.slots.values():
                 for worker in slot.all():
-                    worker.last_beat += asleep
-                    worker.started += asleep
+                    worker.last_beat = min(now, worker.last_beat + asleep)
+                    worker.started = min(now, worker.started + asleep)
         self._last_look = now
         for slot in self.slots.values():
             try:
@@ -174,7 +176,7 @@ class Supervisor:
     def _advance(self, slot: Slot, now: float) -> None:
         for worker in slot.all():
             self._step(slot, worker, now)
-        if slot.worker is None and slot.heir is None and not slot.sweeping:
+        if slot.worker is None and slot.heir is None:
             self._rest(slot, now)
 
     def _rest(self, slot: Slot, now: float) -> None:
@@ -188,7 +190,11 @@ class Supervisor:
         """One worker: take the next step that its facts call for."""
         spec = slot.pool.spec
         if worker.ended is not None:
-            self._ended(slot, worker, worker.ended, now)
+            # Its family goes first: what it was at must not run again while parts of the old run still live.
+            if worker.sweep is None:
+                self._sweep(worker)
+            if worker.sweep:
+                self._ended(slot, worker, worker.ended, now)
             return
         if worker.killing is not None:
             return  # SIGKILL is on its way; its end will wake us
@@ -244,22 +250,20 @@ class Supervisor:
             before, status = slot.rest, move(slot.component, slot.rest, Status.STARTING)
             self.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
             slot.worker = worker
-        filled = launch.places(spec, slot)
-        beat = self.settings.heartbeat_interval
-        prepared = launch.prepare(spec, slot, worker.generation, filled, self.token, self._logs, beat)
         try:
+            filled = launch.places(spec, slot)
+            beat = self.settings.heartbeat_interval
             worker.process = Process(
-                prepared,
+                launch.prepare(spec, slot, worker.generation, filled, self.token, self._logs, beat),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
                 on_end=lambda ended: self._noticed_end(worker, ended),
                 on_garbage=lambda what: self._garbage(worker, what),
             )
-        except OSError as error:
-            log.error("%s cannot be started: %s: %s", slot.component, prepared.argv[0], error.strerror or error)  # noqa: TRY400
-            worker.killing = "spawn"
-            worker.ended = Ended(127, now, None)
-            self._wake.set()
+        except (OSError, ValueError) as error:
+            log.error("%s cannot be started: %s: %s", slot.component, spec.argv[0], error)  # noqa: TRY400
+            filled = {}
+            self.kill(worker, "spawn")
         if not heir:
             self.records.starting(worker)
         if spec.probe is not None and worker.process is not None:
@@ -296,6 +300,8 @@ class Supervisor:
 
     def _recycled(self, slot: Slot) -> None:
         """The slot's turn to recycle is over; the next one of the pool may begin."""
+        if slot.pool.retiring is slot:
+            slot.pool.retiring = None
         if slot.pool.recycling is slot:
             slot.pool.recycling = None
             self._wake.set()
@@ -350,7 +356,14 @@ class Supervisor:
     def _maybe_recycle(self, slot: Slot, worker: Worker, now: float) -> None:
         limits = slot.pool.spec.recycle
         why = recycle.due(limits, served=worker.served, age=now - worker.ready_at, rss_mb=worker.rss_mb)
-        if why is None or slot.pool.recycling is not None or slot.heir is not None or now < slot.spare_recycle_until:
+        if why is None or slot.heir is not None or now < slot.spare_recycle_until:
+            return
+        if not limits.warm and slot.pool.spec.tenant.busy(worker):
+            # It keeps its turn for itself only when it is idle, or one long job would hold up all others of the pool.
+            if slot.pool.retiring is None:
+                slot.pool.retiring = slot
+            return
+        if slot.pool.recycling is not None:
             return
         log.info("%s is recycled: it %s", slot.component, why)
         slot.pool.recycling = slot
@@ -395,6 +408,9 @@ class Supervisor:
             worker.killing = reason
             if worker.process:
                 worker.process.signal(signal.SIGKILL)
+            else:  # it never became a process
+                worker.ended = Ended(127, time.monotonic(), None)
+            self._wake.set()
 
     # ---- ends
 
@@ -402,8 +418,11 @@ class Supervisor:
         kills, before = oom_kills(), self._oom_kills
         self._oom_kills = kills
         end = ends.judge(worker, ended, slot.history, now_ms(), self._limits, memory_ran_out=kills > before)
-        job = slot.pool.spec.tenant.gone(worker, end)
-        self._sweep(slot, worker)
+        try:
+            job = slot.pool.spec.tenant.gone(worker, end)
+        except Exception:
+            log.exception("%s: what it served could not be told of its end", slot.component)
+            job = None
         row = ExitRow(
             component=slot.component,
             generation=worker.generation,
@@ -451,6 +470,8 @@ class Supervisor:
                 slot.rest = move(slot.component, slot.rest, Status.FAILED)
                 self.bus.send(WorkerMoved(slot.component, worker.generation, Status.CRASHED, slot.rest, reason=why))
                 self.records.failed(slot)
+        if not slot.wanted and slot.rest is Status.CRASHED:
+            self.give_up_waiting(slot)
 
     def _inherit(self, slot: Slot, heir: Worker) -> None:
         """The old worker ended before its replacement was ready: the heir is the slot's worker now, unless none is wanted."""
@@ -473,23 +494,30 @@ class Supervisor:
             what = f"{row.reason}, {row.signal or f'code {row.code}'}"
             log.warning("%s: its replacement did not start (%s); the old one stays", slot.component, what)
 
-    def _sweep(self, slot: Slot, worker: Worker) -> None:
-        """End what the worker left behind, before a replacement can start."""
+    def _sweep(self, worker: Worker) -> None:
+        """End what the worker left behind."""
         if worker.process is None:
+            worker.sweep = True
             return
+        worker.sweep = False
         mark, pid = worker.process.mark, worker.process.pid
 
         async def sweep() -> None:
             try:
                 left = await asyncio.to_thread(family.kill, mark, [pid])
+                # On the loop, where all workers are spawned: a child that is not known here is nobody's but an orphan.
+                left += family.end_adopted(self._own_children())
                 if left:
-                    log.info("%s left %d processes behind; they were ended", slot.component, left)
+                    log.info("%s left %d processes behind; they were ended", worker.component, left)
             finally:
-                slot.sweeping -= 1
+                worker.sweep = True
                 self._wake.set()
 
-        slot.sweeping += 1
-        self._spawn_task(sweep(), f"sweep {slot.component}")
+        self._spawn_task(sweep(), f"sweep {worker.component}")
+
+    def _own_children(self) -> set[int]:
+        known = {w.process.pid for slot in self.slots.values() for w in slot.all() if w.process}
+        return known | ({self._guard.pid} if self._guard else set())
 
     # ---- what others ask
 

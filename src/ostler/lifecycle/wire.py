@@ -26,11 +26,17 @@ class Frames:
     """Bytes in, frames out. Raises ValueError on what is not a frame."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._parts: list[bytes] = []  # of a line whose end has not come
+        self._length = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        *lines, self._rest = (self._rest + data).split(b"\n") if self._rest else data.split(b"\n")
-        if len(self._rest) > LONGEST:
+        *lines, rest = data.split(b"\n")
+        if lines:
+            lines[0] = b"".join((*self._parts, lines[0]))
+            self._parts, self._length = [], 0
+        self._parts.append(rest)
+        self._length += len(rest)
+        if self._length > LONGEST:
             raise ValueError("a line of the control channel is too long")
         frames = [json.loads(line) for line in lines]
         for frame in frames:

@@ -92,6 +92,7 @@ class Pool:
     slots: list[Slot] = field(default_factory=list)
     paused: bool = False
     recycling: Slot | None = None  # workers of one pool recycle one after another
+    retiring: Slot | None = None  # due to recycle, but busy: it is given nothing more and recycles when it is done
 
 
 @dataclass(slots=True)
@@ -109,7 +110,7 @@ class Slot:
     worker: Worker | None = None
     heir: Worker | None = None  # being warmed to take over
     leaving: list[Worker] = field(default_factory=list)  # replaced, finishing what it has
-    sweeping: int = 0  # families of ended ones that are being ended too
+    recorded: int = 0  # the generation that the health row is about
     spare_recycle_until: float = 0.0
 
     @property
@@ -144,6 +145,7 @@ class Worker:
     parting: str | None = None  # SIGTERM was sent for what it serves, because of
     settled: bool = False  # healthy for long enough
     ended: Ended | None = None
+    sweep: bool | None = None  # its family: None not looked at, False being ended, True gone
 
     @property
     def component(self) -> str:
@@ -156,7 +158,14 @@ class Worker:
     @property
     def accepting(self) -> bool:
         """Whether it may be given new work now."""
-        return self.status is Status.HEALTHY and not self.leave and self.killing is None and not self.pool.paused
+        return (
+            self.status is Status.HEALTHY
+            and not self.leave
+            and self.killing is None
+            and self.ended is None
+            and not self.pool.paused
+            and self.pool.retiring is not self.slot
+        )
 
     def send(self, *frame: object) -> None:
         """Say something to the process over its control channel."""

@@ -133,9 +133,9 @@ class JobRecords:
         due = self._db.run("next_due")[0]["due"]
         return due is not None and due <= now
 
-    def wanted_cancels(self, node: str) -> list[int]:
-        """Running jobs of this node that somebody asked to cancel."""
-        return [row["id"] for row in self._db.run("wanted_cancels", node=node)]
+    def wanted_cancels(self, node: str) -> list[tuple[int, int]]:
+        """Running claims (id, fence) of this node that somebody asked to cancel."""
+        return [(row["id"], row["fence"]) for row in self._db.run("wanted_cancels", node=node)]
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""

@@ -58,23 +58,25 @@ class Lane:
         await asyncio.to_thread(self._thread.join, 6.0)
 
     def _work(self) -> None:
-        store = self._open()
-        try:
-            while (item := self._items.get()) is not None:
-                self._one(store, item)
-        finally:
+        store: Store | None = None
+        while (item := self._items.get()) is not None:
+            store = self._one(store, item)
+        if store:
             store.close()
 
-    def _one(self, store: Store, item: _Item) -> None:
+    def _one(self, store: Store | None, item: _Item) -> Store | None:
+        """Do one piece of work, opening the store first where that has not worked yet. Returns the open store."""
         work, future, until = item
         delay = 0.05
         while True:
             try:
+                store = store or self._open()
                 value = work(store)
             except StoreBusy as error:
                 if self._giving_up.is_set() or (until is not None and time.monotonic() >= until):
+                    self.trouble_since = None  # nothing waits any more
                     self._settle(future, None, error)
-                    return
+                    return store
                 if self.trouble_since is None:
                     self.trouble_since = time.monotonic()
                     log.warning("%s; lane %s keeps trying", error, self.name)
@@ -82,13 +84,13 @@ class Lane:
                 delay = min(delay * 2, 1.0)
             except Exception as error:  # noqa: BLE001  the lane must survive one bad piece of work; its caller gets the error
                 self._settle(future, None, error)
-                return
+                return store
             else:
                 if self.trouble_since is not None:
                     log.info("lane %s writes again after %.1f s", self.name, time.monotonic() - self.trouble_since)
                     self.trouble_since = None
                 self._settle(future, value, None)
-                return
+                return store
 
     def _settle(self, future: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
         if future is None:

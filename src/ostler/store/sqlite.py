@@ -86,8 +86,10 @@ class SqliteDatabase:
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date under the write lock; returns the names of what was applied."""
+        if self._version() == max(number for number, _, _ in queries.migrations(self.dialect)):
+            return []  # no lock where there is nothing to do
         with self.transaction():
-            version = int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+            version = self._version()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
             newest = max(number for number, _, _ in queries.migrations(self.dialect))
             if version > newest:
@@ -99,6 +101,9 @@ class SqliteDatabase:
                     self._connection.execute(statement)
                 self._connection.execute(f"PRAGMA user_version = {number}")
         return [name for _, name, _ in todo]
+
+    def _version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def close(self) -> None:
         self._connection.close()

@@ -49,6 +49,8 @@ class Store:
         try:
             db = SqliteDatabase(path, durable=durable, busy_timeout=busy_timeout, read_only=read_only)
         except StoreBusy as error:
+            if "unable to open" not in str(error) and "readonly" not in str(error):
+                raise  # locked or full: that passes
             raise ConfigError(
                 f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
             ) from error

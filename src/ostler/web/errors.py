@@ -7,10 +7,10 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from ostler.errors import OstlerError, StoreBusy
+from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.web")
 

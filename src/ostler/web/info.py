@@ -6,12 +6,12 @@ import os
 import time
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 
 import ostler
 from ostler.lifecycle.state import Status
 from ostler.store import now_ms
 from ostler.web.context import Context
+from ostler.web.render import JSONResponse
 from ostler.web.workers import pool_views
 
 

@@ -6,7 +6,6 @@ import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
 
 from ostler.errors import BadArguments, PayloadTooLarge
@@ -15,6 +14,7 @@ from ostler.store import now_ms
 from ostler.store.rows import JobStatus
 from ostler.web.context import Context
 from ostler.web.errors import in_words
+from ostler.web.render import JSONResponse
 
 _ENVELOPE = 4096  # what a request may have besides its arguments
 

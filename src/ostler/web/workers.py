@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict
 
 from ostler.errors import NotFound
 from ostler.store.health import view
 from ostler.web.context import Context
+from ostler.web.render import JSONResponse
 
 
 class WorkerView(BaseModel):

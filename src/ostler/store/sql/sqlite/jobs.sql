@@ -76,7 +76,7 @@ SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0
 SELECT min(run_at) AS due FROM jobs WHERE status = 'queued' AND later = 1;
 
 -- name: wanted_cancels
-SELECT id FROM jobs WHERE status = 'processing' AND node = :node AND cancel = 1;
+SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node AND cancel = 1;
 
 -- name: cancel_queued
 UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
