@@ -181,3 +181,19 @@ def test_the_version_is_the_same_everywhere() -> None:
         f"## [{ostler.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
         or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
     )
+
+
+def test_the_tests_that_the_requirements_name_exist() -> None:
+    text = (ROOT / "docs" / "requirements.md").read_text()
+    named = re.findall(r"`((?:[a-z_]+/)?test_[a-z_]+\.py)::(test_\w+)`", text)
+    assert len(named) > 50
+    missing = [f"{file}::{test}" for file, test in named if f"def {test}(" not in (ROOT / "tests" / file).read_text()]
+    assert missing == []
+
+
+def test_no_path_of_one_machine_is_in_the_project() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    files = listed.stdout.split() if listed.returncode == 0 else []
+    own = "test_" + "project.py"
+    found = [f for f in files if not f.endswith(own) and re.search(r"(^|[^\w.-])/(work|root)/", (ROOT / f).read_text(errors="replace"), re.MULTILINE)]
+    assert found == []
