@@ -195,5 +195,10 @@ def test_no_path_of_one_machine_is_in_the_project() -> None:
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
     files = listed.stdout.split() if listed.returncode == 0 else []
     own = "test_" + "project.py"
-    found = [f for f in files if not f.endswith(own) and re.search(r"(^|[^\w.-])/(work|root)/", (ROOT / f).read_text(errors="replace"), re.MULTILINE)]
+    found = [
+        f
+        for f in files
+        if not f.endswith(own)
+        and re.search(r"(^|[^\w.-])/(work|root)/", (ROOT / f).read_text(errors="replace"), re.MULTILINE)
+    ]
     assert found == []

@@ -108,6 +108,7 @@ class Ostler:
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
     commands: dict[str, Command] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
+    routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
 
     def job(
@@ -196,6 +197,13 @@ class Ostler:
             ) from None
         self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
         self.pool(name, workers=workers, **limits)
+
+    def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Add routes of the app's own to the node's gateway: a function that takes an `ostler.web.extend.Gateway` and returns a
+        FastAPI `APIRouter`. It is called once, in the node, before the node listens; workers never call it.
+        """
+        self.routes.append(factory)
+        return factory
 
     @property
     def producer(self) -> Producer:

@@ -74,6 +74,23 @@ class Settings:
     crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
     store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
+    results: str = _setting(
+        "", "where jobs publish artifacts: empty for `results` in the data directory, a path, or a URL for fsspec"
+    )
+    scratch_max_age: float = _setting(604_800.0, "scratch of failed runs is deleted after so long")
+    scratch_max_mb: float = _setting(10_000.0, "scratch of ended jobs is deleted, oldest first, above so many MB")
+    high_watermark: int = _setting(
+        500, "backpressure: more jobs than this waiting, and a load above load_threshold, pause the claiming"
+    )
+    load_threshold: float = _setting(1.0, "backpressure: load per core (1 minute average) above which claiming pauses")
+    backpressure_pause: float = _setting(3.0, "backpressure: how long a pause of the claiming is")
+    retry_jitter: float = _setting(0.1, "each retry delay is made longer or shorter by up to this share")
+    retention: float = _setting(
+        604_800.0,
+        "done and cancelled jobs, with timeline, logs and artifacts' rows, are deleted after so long; 0: never",
+    )
+    failed_retention: float = _setting(2_592_000.0, "failed jobs are deleted after so long; 0: never")
+    upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
     exit_retention: float = _setting(2_592_000.0, "how long exit records of workers are kept")
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
@@ -221,6 +238,7 @@ def check(settings: Settings) -> None:
         "poll_interval",
         "store_patience",
         "max_payload",
+        "upkeep_interval",
     ):
         if not getattr(settings, key) > 0:
             raise ConfigError(f"{key} must be more than 0, found {getattr(settings, key)}")

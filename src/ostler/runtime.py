@@ -89,7 +89,7 @@ class Node:
                 self.url,
                 [writer, reader, intake_lane],
             )
-            web = _Web(build(context), web_socket)
+            web = _Web(build(context, self.app.routes), web_socket)
 
             self._force = supervisor.force
             loop.add_reader(doorbell.fileno(), doorbell.answer, lambda: self._rung(dispatcher))
@@ -166,6 +166,7 @@ class Node:
             "OSTLER_STORE": self.settings.store,
             "OSTLER_DATA": str(self.settings.data_dir),
             "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload),
+            "OSTLER_RESULTS": self.settings.results,
         }
         return PoolSpec(
             name=name,

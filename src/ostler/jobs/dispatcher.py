@@ -343,10 +343,21 @@ class Dispatcher:
                     Note(job, fence, event, now_ms(), progress, stage, None if data is None else json.dumps(data))
                 )
                 self._bell.set()
+            case ["holds", job, fence]:
+                self._loop.create_task(self._answer(worker, job, fence))
             case ["back", jobs]:
                 self._came_back(seat, set(jobs))
             case _:
                 log.warning("%s sent an unknown frame %r", worker.component, frame[0])
+
+    async def _answer(self, worker: Worker, job: int, fence: int) -> None:
+        """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
+        try:
+            holds = await self._reader.call(lambda store: store.jobs.holds(job, fence), patience=30.0)
+        except Exception as error:  # noqa: BLE001
+            log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
+            holds = False
+        worker.send("held", job, fence, holds)
 
     def gone(self, worker: Worker, end: Exit) -> int | None:
         """The worker died: the job that it was at bears it, those behind it go back as they were."""

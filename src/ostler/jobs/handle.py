@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Callable
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments
 from ostler.jobs.outcome import Cancelled
 from ostler.jobs.progress import Throttle
+
+if TYPE_CHECKING:
+    from ostler.jobs.results import Published, Results
 
 _EVENT_BYTES = 65_536
 
@@ -37,6 +42,8 @@ class Job:
         """True once the worker was asked to stop: finish soon, or the job goes back to the queue."""
         self._say = say
         self._throttle = Throttle()
+        self._scratch: Path | None = None
+        self._holds: Callable[[], bool] = lambda: True
 
     def progress(self, percent: float, stage: str | None = None) -> None:
         """Report how far it is (0 to 100). Cheap to call often: only real news is stored. Never goes back."""
@@ -67,10 +74,59 @@ class Job:
             )
         self._say("note", self.id, self.fence, _clean(name), None, None, data)
 
+    @property
+    def scratch(self) -> Path:
+        """A private directory for this run, empty at first. Deleted on success, kept on failure for a look."""
+        if self._scratch is None:
+            from ostler.jobs import scratch  # noqa: PLC0415
+
+            self._scratch = scratch.make(_data() / "scratch", self.id, self.attempt)
+        return self._scratch
+
+    @property
+    def results(self) -> Results:
+        """Where artifacts are published."""
+        from ostler.jobs import results  # noqa: PLC0415
+
+        return results.connect(os.environ.get("OSTLER_RESULTS", ""), _data())
+
+    def publish(self, path: str | os.PathLike[str], key: str) -> Published:
+        """Publish a file under a key such as f"{job.id}/clip.mp4": whole or not at all, and only while this run owns its job.
+
+        Raises LostClaim when another run owns it by now. Writes the event `uploaded`.
+        """
+        from ostler.jobs.results import LostClaim  # noqa: PLC0415
+
+        if not self._holds():
+            raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
+        published = self.results.put(Path(path), key, self.fence)
+        self.event("uploaded", {"key": key, "size": published.size, "sha256": published.sha256})
+        return published
+
+    def published(self, key: str, check: Callable[[Path], object] | None = None) -> Published | None:
+        """What an earlier run has published under the key, if it is valid: right checksum, and `check(path)` does not raise.
+
+        A run that finds one can return at once instead of doing the work again.
+        """
+        from ostler.jobs import results  # noqa: PLC0415
+
+        return results.valid(self.results, key, self.scratch, check)
+
     def check(self) -> None:
         """Raise `Cancelled` when somebody asked to cancel the job."""
         if self.cancelled:
             raise Cancelled(f"job {self.id} was cancelled")
 
+    def _settle(self, *, success: bool) -> None:
+        """After the run: delete or keep its scratch."""
+        if self._scratch is not None:
+            from ostler.jobs import scratch  # noqa: PLC0415
+
+            scratch.settle(_data() / "scratch", self.id, self.attempt, success=success)
+
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"
+
+
+def _data() -> Path:
+    return Path(os.environ.get("OSTLER_DATA") or ".ostler")

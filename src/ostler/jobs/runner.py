@@ -17,6 +17,7 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +53,7 @@ class Runner:
         self._current: Job | None = None
         self._interrupt: Callable[[], None] | None = None  # cancels the running coroutine
         self._loop: Any = None
+        self._held: dict[tuple[int, int], bool] = {}
         self._pid = os.getpid()
         self.channel = Channel(self._heard)
 
@@ -78,6 +80,10 @@ class Runner:
                     self._current.cancelled = True
                     if self._interrupt:
                         self._interrupt()
+            case ["held", job, fence, answer]:
+                with self._turn:
+                    self._held[job, fence] = bool(answer)
+                    self._turn.notify()
             case ["leaving"]:
                 with self._turn:
                     self._leaving = True
@@ -102,6 +108,7 @@ class Runner:
                     return
                 job, fence, task, args, attempt, crashes, first = self._line.popleft()
                 self._current = handle = Job(job, task, attempt, crashes, fence, self.channel.send)
+                handle._holds = partial(self._holds, job, fence)  # noqa: SLF001
                 handle.stopping = self._leaving
                 if self._cancelled:
                     handle.cancelled = job in self._cancelled
@@ -113,9 +120,17 @@ class Runner:
                 os._exit(0)  # the job forked and the child came back too: the jobs in hand are not its own
             with self._turn:
                 self._current = None
+            handle._settle(success=frame[0] == "done")  # noqa: SLF001
             self.channel.send(*frame)
             if self.terminated:
                 raise Terminated  # the job has swallowed it
+
+    def _holds(self, job: int, fence: int) -> bool:
+        """Ask the node whether this claim is still the job's. No answer is no."""
+        self.channel.send("holds", job, fence)
+        with self._turn:
+            self._turn.wait_for(lambda: (job, fence) in self._held, timeout=60)
+            return self._held.pop((job, fence), False)
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
         self.terminated = True

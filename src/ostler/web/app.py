@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from fastapi import FastAPI
+from collections.abc import Callable, Sequence
+
+from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 import ostler
 from ostler.web import errors, info, jobs, workers
 from ostler.web.auth import Gate
 from ostler.web.context import Context
+from ostler.web.extend import Gateway
 
 
-def build(context: Context) -> FastAPI:
-    """The ASGI app of one node."""
+def build(context: Context, routes: Sequence[Callable[[Gateway], APIRouter]] = ()) -> FastAPI:
+    """The ASGI app of one node, with the app's own routes."""
     app = FastAPI(
         title="Ostler",
         version=ostler.__version__,
@@ -23,4 +26,6 @@ def build(context: Context) -> FastAPI:
     errors.install(app)
     for part in (info, workers, jobs):
         app.include_router(part.router(context))
+    for factory in routes:
+        app.include_router(factory(Gateway(context)))
     return app

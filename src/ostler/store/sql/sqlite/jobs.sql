@@ -64,6 +64,9 @@ UPDATE jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progre
  WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
 RETURNING jobs.id, jobs.seq;
 
+-- name: holds
+SELECT 1 FROM jobs WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0;
+
 -- name: orphaned
 -- Claims of a node that is known to be dead.
 SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;

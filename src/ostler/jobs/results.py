@@ -1,0 +1,241 @@
+"""Artifacts (seed 002, R5): files that jobs publish under deterministic keys, whole or not at all.
+
+A publish writes to a temporary name, syncs, checks that no newer claim has published, and moves into place; a small note
+beside it (size, checksum, fence) makes it valid. A run that finds a valid artifact of an earlier run can stop there.
+Local directories need the standard library alone; any other URL (s3://…, gs://…, memory://…) goes through fsspec.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from ostler.errors import BadArguments, ConfigError, OstlerError
+
+_CHUNK = 1 << 20
+
+
+class LostClaim(OstlerError):
+    """This run no longer owns its job: another one does, or it was cancelled. Nothing was published."""
+
+    code = "LOST_CLAIM"
+    status = 409
+
+
+class Published(NamedTuple):
+    """A published artifact."""
+
+    key: str
+    size: int
+    sha256: str
+    fence: int
+    at: int
+
+
+class Results(Protocol):
+    """A place for artifacts."""
+
+    def put(self, source: Path, key: str, fence: int) -> Published:
+        """Publish a file under the key, atomically. Raises LostClaim when a newer claim has published there."""
+
+    def find(self, key: str) -> Published | None:
+        """What is published under the key, by its note; None when nothing valid is there."""
+
+    def open(self, key: str) -> IO[bytes]:
+        """The artifact's bytes."""
+
+    def fetch(self, key: str, to: Path) -> Path:
+        """A local file with the artifact's bytes; `to` is written only where the artifact is not local."""
+
+    def delete(self, key: str) -> None:
+        """Remove the artifact and its note."""
+
+
+def connect(url: str, data: Path) -> Results:
+    """The results store that a URL names; '' is the directory `results` in the data directory."""
+    if url.startswith("file://"):
+        return LocalResults(Path(url.removeprefix("file://")))
+    if "://" not in url:
+        return LocalResults(Path(url) if url else data / "results")
+    return RemoteResults(url)
+
+
+def check_key(key: str) -> str:
+    """The key, when it names a place inside the store; raises BadArguments."""
+    parts = key.split("/") if isinstance(key, str) else []
+    if not key or key.startswith("/") or "\0" in key or "\\" in key or any(p in ("", ".", "..") for p in parts):
+        raise BadArguments(f"{key!r} is not a usable key: write something like {'{job.id}'}/clip.mp4")
+    return key
+
+
+class LocalResults:
+    """A directory."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def path(self, key: str) -> Path:
+        return self.root / check_key(key)
+
+    def put(self, source: Path, key: str, fence: int) -> Published:
+        target = self.path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
+        try:
+            size, digest = _copy(source, temporary)
+            with _locked(target.parent) as folder:
+                found = self.find(key)
+                if found is not None and found.fence > fence:
+                    raise LostClaim(
+                        f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late"
+                    )
+                published = Published(key, size, digest, fence, time.time_ns() // 1_000_000)
+                # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
+                _write(_note(target), published)
+                temporary.replace(target)
+                os.fsync(folder)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return published
+
+    def find(self, key: str) -> Published | None:
+        target = self.path(key)
+        try:
+            note = Published(**json.loads(_note(target).read_text(encoding="ascii")))
+            return note if target.stat().st_size == note.size else None
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def open(self, key: str) -> IO[bytes]:
+        return self.path(key).open("rb")
+
+    def fetch(self, key: str, to: Path) -> Path:
+        return self.path(key)
+
+    def delete(self, key: str) -> None:
+        target = self.path(key)
+        _note(target).unlink(missing_ok=True)
+        target.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            target.parent.rmdir()
+
+
+class RemoteResults:
+    """Anything that fsspec can reach. A put of an object is atomic there; the note follows it."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415
+        except ImportError:
+            raise ConfigError(f"results {url!r} needs fsspec: pip install 'ostler[storage]'") from None
+        self._fs: Any
+        self._fs, self._root = fsspec.core.url_to_fs(url)
+
+    def _at(self, key: str) -> str:
+        return f"{self._root.rstrip('/')}/{check_key(key)}"
+
+    def put(self, source: Path, key: str, fence: int) -> Published:
+        target = self._at(key)
+        found = self.find(key)
+        if found is not None and found.fence > fence:
+            raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
+        published = Published(key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000)
+        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
+        temporary = f"{target}.{fence}.{os.getpid()}.part"
+        try:
+            self._fs.put_file(str(source), temporary)
+            self._fs.mv(temporary, target)
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(temporary)
+        self._fs.pipe_file(f"{target}.json", json.dumps(published._asdict()).encode())
+        return published
+
+    def find(self, key: str) -> Published | None:
+        target = self._at(key)
+        try:
+            note = Published(**json.loads(self._fs.cat_file(f"{target}.json")))
+            return note if self._fs.size(target) == note.size else None
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def open(self, key: str) -> IO[bytes]:
+        opened: IO[bytes] = self._fs.open(self._at(key), "rb")
+        return opened
+
+    def fetch(self, key: str, to: Path) -> Path:
+        self._fs.get_file(self._at(key), str(to))
+        return to
+
+    def delete(self, key: str) -> None:
+        for path in (f"{self._at(key)}.json", self._at(key)):
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(path)
+
+
+def valid(results: Results, key: str, scratch: Path, check: Callable[[Path], object] | None = None) -> Published | None:
+    """What is published under the key, if its checksum is right and the app's own check does not object (by raising)."""
+    found = results.find(key)
+    if found is None:
+        return None
+    try:
+        path = results.fetch(key, scratch / "published")
+        if checksum(path) != found.sha256:
+            return None
+        if check is not None:
+            check(path)
+    except Exception:  # noqa: BLE001  whatever is wrong with it, it is made again
+        return None
+    return found
+
+
+def checksum(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _copy(source: Path, target: Path) -> tuple[int, str]:
+    """Copy and sync; the size and checksum of what was written."""
+    digest, size = hashlib.sha256(), 0
+    with source.open("rb") as reader, target.open("wb") as writer:
+        while chunk := reader.read(_CHUNK):
+            writer.write(chunk)
+            digest.update(chunk)
+            size += len(chunk)
+        writer.flush()
+        os.fsync(writer.fileno())
+    shutil.copymode(source, target)
+    return size, digest.hexdigest()
+
+
+def _note(target: Path) -> Path:
+    return target.with_name(f"{target.name}.json")
+
+
+def _write(path: Path, published: Published) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with temporary.open("w", encoding="ascii") as file:
+        json.dump(published._asdict(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[int]:
+    """Check and move are one step for all processes of this machine."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield descriptor
+    finally:
+        os.close(descriptor)

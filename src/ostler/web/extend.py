@@ -1,0 +1,47 @@
+"""Routes of an app's own: what `@app.web` functions are handed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ostler.config import Settings
+from ostler.jobs import results
+from ostler.jobs.producer import prepare
+from ostler.jobs.results import Results
+from ostler.store import now_ms
+from ostler.store.rows import JobStatus
+from ostler.web.context import Context
+
+
+class Gateway:
+    """The node as an app's routes see it. Errors of Ostler that they let pass become the API's own answers."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+
+    @property
+    def settings(self) -> Settings:
+        return self._context.settings
+
+    @property
+    def results(self) -> Results:
+        """Where jobs publish artifacts."""
+        return results.connect(self.settings.results, self.settings.data_dir)
+
+    async def enqueue(self, task: str, args: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """Check and store a job durably; the job as `GET /api/v1/jobs/{id}` shows it."""
+        job = prepare(self._context.tasks, task, args, self.settings.max_payload, **options)
+        stored = await self._context.intake.enqueue(job)
+        return await self.job(stored)
+
+    async def job(self, job: int) -> dict[str, Any]:
+        """The job with its timeline; raises NotFound."""
+        return await self._context.reader.call(lambda store: store.jobs.get(job))
+
+    async def cancel(self, job: int) -> dict[str, Any]:
+        """Cancel a job as the API does; raises NotFound or Conflict."""
+        patience = self.settings.store_patience
+        found = await self._context.writer.call(lambda store: store.jobs.cancel(job, now_ms()), patience=patience)
+        if found == JobStatus.PROCESSING:
+            self._context.dispatcher.cancel(job)
+        return await self.job(job)
