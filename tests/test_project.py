@@ -20,7 +20,7 @@ LAYERS = [
     {"runtime"},
     {"apps"},
     {"web"},
-    {"app"},
+    {"app", "flows"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
@@ -68,8 +68,9 @@ def test_imports_go_down_only() -> None:
 def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
-        "BadArguments", "Cancelled", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId", "NotFound", "Ostler",
-        "OstlerError", "PayloadTooLarge", "Retry", "StoreBusy", "Task", "UnknownTask", "load",
+        "BadArguments", "BatchId", "Cancel", "Cancelled", "Chain", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId",
+        "LostClaim", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "UnknownTask", "load",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)
 

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import importlib
 import importlib.util
 import inspect
 import signal as signals
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from ostler import config
+from ostler import config, flows
 from ostler.config import PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
+from ostler.flows import BatchId, Chain, JobId, Step, store_batch
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.producer import Producer, check_options, prepare
+from ostler.jobs.producer import Producer, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class JobId(int):
-    """The id of a stored job; an int that also answers to `.id`."""
-
-    @property
-    def id(self) -> int:
-        return int(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,16 +50,34 @@ class Task(Generic[P, R]):
         self.queue: str = row["queue"]
         self.parameters: signature.Parameters = row["parameters"]
         self._names = list(inspect.signature(function).parameters)[1:]
+        self._options: dict[str, Any] = {}
 
     def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R:
         """The plain function: no queue, no worker."""
         return self.function(job, *args, **kwargs)
 
     def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
-        """Store a job; when this returns, it survives a power cut. Raises InputError (nothing stored) or StoreBusy (nothing stored)."""
-        producer = self._app.producer
-        job = prepare({self.name: self.row}, self.name, self._bound(args, kwargs), producer.settings.max_payload)
-        return JobId(producer.enqueue([job])[0])
+        """Store a job; when this returns, it survives a power cut. Raises InputError or StoreBusy; then nothing was stored.
+
+        Of a unique job that is already there, the id of that one.
+        """
+        return self.s(*args, **kwargs).enqueue()
+
+    def enqueue_many(self, many: Iterable[dict[str, Any]]) -> list[JobId]:
+        """Store a job for each set of arguments, thousands in one transaction: all or none."""
+        prepared = [Step(self._app, self.row, args, self._options).prepared() for args in many]
+        return [JobId(job) for job in self._app.producer.enqueue(prepared)] if prepared else []
+
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Step:
+        """A step with these arguments, for chains, batches and schedules."""
+        return Step(self._app, self.row, self._bound(args, kwargs), self._options)
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max."""
+        flows.check_options(self.name, options)
+        other = copy.copy(self)
+        other._options = {**self._options, **options}  # noqa: SLF001
+        return other
 
     async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
         """`enqueue` without blocking the event loop."""
@@ -108,6 +120,8 @@ class Ostler:
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
     commands: dict[str, Command] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
+    schedules: dict[str, tuple[str, str, Step]] = field(default_factory=dict, init=False, repr=False)
+    queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
 
@@ -119,19 +133,38 @@ class Ostler:
         attempts: int = 3,
         timeout: float | None = None,
         priority: int = 0,
+        backoff: tuple[float, float] | None = None,
+        unique: bool | Sequence[str] = False,
+        unique_for: float | None = None,
+        at_once: int | None = None,
+        per: str | None = None,
+        cron: str | None = None,
+        zone: str = "UTC",
     ) -> _Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
-        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group.
-        Higher `priority` runs first.
+        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
+        higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
+        same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
+        once over all nodes, `per` value of that parameter. `cron` fires it, in time zone `zone`.
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
-        return _Declare(
-            self, {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
-        )
+        policy = {"backoff": backoff, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
+        core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
+        return _Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone})
 
-    def _declare(self, function: Callable[..., Any], *, queue: str, name: str | None, **options: Any) -> Task[..., Any]:
+    def _declare(
+        self,
+        function: Callable[..., Any],
+        *,
+        queue: str,
+        name: str | None,
+        policy: dict[str, Any],
+        cron: str | None,
+        zone: str,
+        **options: Any,
+    ) -> Task[..., Any]:
         called = name or function.__name__
         if called in self.tasks:
             raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
@@ -141,10 +174,39 @@ class Ostler:
             raise ConfigError(str(error)) from None
         if config.pool_name(queue) in self.commands:
             raise ConfigError(f"{queue!r} is already the name of a command; a job's queue needs another name")
-        row = {"name": called, "queue": queue, **options, "parameters": signature.describe(function)}
+        parameters = signature.describe(function)
+        row = {
+            "name": called,
+            "queue": queue,
+            **options,
+            "policy": _checked(called, policy, parameters),
+            "parameters": parameters,
+        }
         task: Task[..., Any] = Task(self, function, row)
         self.tasks[called] = task
+        if cron is not None:
+            self.cron(called, cron, task.s(), zone=zone)
         return task
+
+    def cron(self, name: str, spec: str, step: Step, *, zone: str = "UTC") -> None:
+        """Store that step whenever the cron expression fires in the time zone. Several nodes fire it once; what was missed while none
+        ran is made up for once.
+        """
+        if name in self.schedules:
+            raise ConfigError(f"two schedules are named {name!r}")
+        self.schedules[name] = (spec, zone, step)
+
+    def queue(self, name: str, *, at_once: int | None = None, rate: str | None = None) -> None:
+        """Limits of a queue over all nodes: how many run at once, and how many begin per time ("10/s", "100/m", "1000/h")."""
+        if at_once is not None and at_once < 1:
+            raise ConfigError(f"queue {name!r}: at_once must be at least 1, found {at_once}")
+        self.queues[config.pool_name(name)] = (at_once, None if rate is None else _rate(name, rate))
+
+    def batch(self, steps: Iterable[Step | Chain], *, then: Step | None = None, into: str | None = None) -> BatchId:
+        """Store jobs that belong together, all or none. When the last of them has ended, `then` is stored once; its parameter `into`
+        gets {"batch", "total", "failed"}.
+        """
+        return store_batch(self, steps, then, into)
 
     def pool(
         self,
@@ -215,6 +277,36 @@ class Ostler:
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
         """The settings as this process sees them."""
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def _rate(name: str, text: str) -> float:
+    count, _, unit = text.partition("/")
+    if not count.strip().isdigit() or int(count) < 1 or unit.strip() not in _UNITS:
+        raise ConfigError(f"queue {name!r}: rate {text!r} is not one; write a number per s, m, h or d, such as 100/m")
+    return int(count) / _UNITS[unit.strip()]
+
+
+def _checked(task: str, policy: dict[str, Any], parameters: signature.Parameters) -> dict[str, Any]:
+    """The policy as it is stored; raises ConfigError."""
+    names = {p["name"] for p in parameters}
+    unique, per, backoff, at_once = (policy[k] for k in ("unique", "per", "backoff", "at_once"))
+    if isinstance(unique, str):
+        raise ConfigError(f"job {task!r}: unique must be True or a list of parameter names")
+    for name in [*(unique if not isinstance(unique, bool) else ()), *([per] if per else ())]:
+        if name not in names:
+            raise ConfigError(
+                f"job {task!r}: {name!r} is not one of its parameters ({', '.join(sorted(names)) or 'none'})"
+            )
+    if at_once is not None and at_once < 1:
+        raise ConfigError(f"job {task!r}: at_once must be at least 1, found {at_once}")
+    if backoff is not None and not (len(backoff) == 2 and 0 <= backoff[0] <= backoff[1] < 1e9):
+        raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
+    found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}
+    found["backoff"] = None if backoff is None else {"base": backoff[0], "max": backoff[1]}
+    return {k: v for k, v in found.items() if v not in (None, False)}
 
 
 def load(target: str) -> Ostler:

@@ -62,7 +62,11 @@ class Node:
             specs = self._specs_checked()
             with self._open(durable=True) as store:
                 store.jobs.declare(
-                    ({**t.row, "parameters": json.dumps(t.parameters)} for t in self.app.tasks.values()), now_ms()
+                    (
+                        {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
+                        for t in self.app.tasks.values()
+                    ),
+                    now_ms(),
                 )
                 recover_dead_nodes(store, now_ms(), _is_alive, _end)
             doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))

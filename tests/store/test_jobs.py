@@ -174,7 +174,7 @@ def test_ids_are_never_used_twice(store: Store) -> None:
 
 def test_the_claim_uses_its_index(store: Store) -> None:
     plan = store.db._connection.execute(
-        "EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1}
+        "EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1, "full": "[]"}
     ).fetchall()
     assert "USING INDEX jobs_ready" in plan[0][3]
     assert not any("TEMP B-TREE" in row[3] for row in plan)

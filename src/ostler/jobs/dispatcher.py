@@ -14,6 +14,7 @@ import asyncio
 import contextlib
 import json
 import logging
+import random
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -94,7 +95,7 @@ class Dispatcher:
 
     def __init__(self, settings: Settings, writer: Lane, reader: Lane, bus: Bus) -> None:
         self._settings, self._writer, self._reader, self._bus = settings, writer, reader, bus
-        self._policy = Policy(settings.retry_base, settings.retry_max, settings.crash_limit)
+        self._policy = Policy(settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter)
         self._node = settings.node
         self._seats: dict[Worker, Seat] = {}
         self._by_component: dict[str, Seat] = {}
@@ -420,8 +421,10 @@ class Dispatcher:
                 return verdict.failed(ran, what)
             case "cancelled":
                 return verdict.cancelled(ran)
+            case "snooze":
+                return verdict.snoozed(ran, after or 0.0)
             case _:
-                return verdict.transient(ran, what, self._policy, after)
+                return verdict.transient(ran, what, self._policy, after, draw=random.uniform(-1, 1))  # noqa: S311
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:

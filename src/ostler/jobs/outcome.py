@@ -1,6 +1,7 @@
 """What a handler can raise to say how its run ended. Standard library alone; `verdict` decides what follows.
 
-Returning is success. `Fail` is permanent, `Retry` asks for another run, any other exception is transient.
+Returning is success. `Fail` is permanent, `Retry` asks for another run, `Snooze` for a later one that costs no attempt,
+`Cancel` ends the job as cancelled; any other exception is transient.
 """
 
 from __future__ import annotations
@@ -26,6 +27,22 @@ class Retry(OstlerError):
         ):
             raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after
+
+
+class Snooze(OstlerError):
+    """Raise it in a job: not now, again after so many seconds. Costs no attempt."""
+
+    def __init__(self, after: float, message: str = "") -> None:
+        super().__init__(message or "the job asked to be run later")
+        if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e9:
+            raise ValueError(f"Snooze({after!r}): it must be a number of seconds from 0 to 1e9")
+        self.after = after
+
+
+class Cancel(OstlerError):
+    """Raise it in a job: it is not wanted any more; ends as cancelled."""
+
+    code = "CANCELLED"
 
 
 class Cancelled(OstlerError):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -27,12 +29,55 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
-    signature.check(task, declared["parameters"], args)
+    waiting = options.pop("into", None)
+    given = {**args, waiting: None} if waiting else args
+    checked = [{**p, "type": "any"} if p["name"] == waiting else p for p in declared["parameters"]]
+    signature.check(task, checked, given)
     chosen = {
         key: declared[key] if options.get(key) is None else options[key] for key in ("attempts", "timeout", "priority")
     }
     check_options(f"task {task!r}", **chosen)
-    return NewJob(task, declared["queue"], signature.encode(task, args, limit), run_at=options.get("run_at"), **chosen)
+    encoded = signature.encode(task, args, limit)
+    return NewJob(
+        task,
+        declared["queue"],
+        encoded,
+        run_at=options.get("run_at"),
+        **chosen,
+        **_policy(task, declared, args, options),
+    )
+
+
+def _policy(
+    task: str, declared: Mapping[str, Any], args: Mapping[str, Any], options: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Backoff, uniqueness and limits: as declared, unless this job says otherwise."""
+    policy = declared.get("policy") or {}
+    key, seconds = options.get("unique_key"), options.get("unique_for", policy.get("unique_for"))
+    if key is None and policy.get("unique"):
+        names = policy["unique"]
+        values = {k: v for k, v in args.items() if names is True or k in names}
+        digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
+        key = f"{task}:{digest}"
+    elif key is not None:
+        key = f"{task}:={key}"
+    limit_key, most = options.get("limit_key"), options.get("limit_max", policy.get("at_once"))
+    if limit_key is None and most is not None:
+        per = policy.get("per")
+        limit_key = f"{task}:{json.dumps(args.get(per))}" if per else task
+    if limit_key is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        raise BadArguments(f"task {task!r}: limit_max must be a whole number from 1 with a limit_key, found {most!r}")
+    if seconds is not None and (not isinstance(seconds, int | float) or not 0 < seconds < 1e9):
+        raise BadArguments(f"task {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
+    backoff = policy.get("backoff")
+    return {
+        "backoff": json.dumps(backoff) if backoff else None,
+        "unique_key": key,
+        "unique_for": seconds if key else None,
+        "limit_key": limit_key,
+        "limit_max": most if limit_key is not None else None,
+        "next": options.get("next"),
+    }
 
 
 def check_options(whose: str, *, attempts: Any, timeout: Any, priority: Any) -> None:
@@ -74,6 +119,16 @@ class Producer:
         ids = store.jobs.enqueue(jobs, now_ms())
         ring(store.db.path.parent)
         return ids
+
+    def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
+        """Store jobs that belong together, all or none, and wake the node; (batch, jobs)."""
+        from ostler.store import now_ms  # noqa: PLC0415
+        from ostler.store.doorbell import ring  # noqa: PLC0415
+
+        store = self.store()
+        found = store.jobs.flows.batch(jobs, callback, now_ms())
+        ring(store.db.path.parent)
+        return found
 
     def close(self) -> None:
         """Close this thread's connection."""

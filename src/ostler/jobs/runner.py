@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 from ostler.errors import BadArguments, ConfigError
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.outcome import Cancelled, Fail, Retry
+from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
 from ostler.lifecycle.child import Channel
 from ostler.lifecycle.wire import Frame
 
@@ -156,6 +156,12 @@ class Runner:
             return self._failed(job, "permanent", error.code, error)
         except Retry as error:
             return self._failed(job, "retry", "RETRY", error, error.after)
+        except Snooze as error:
+            return self._failed(job, "snooze", "SNOOZED", error, error.after)
+        except Cancel as error:
+            return self._failed(job, "cancelled", "CANCELLED", error)
+        except MemoryError as error:
+            return self._failed(job, "transient", "OOM", error)
         except Cancelled as error:
             return self._failed(job, "cancelled" if job.cancelled else "transient", "CANCELLED", error)
         except BaseException as error:  # noqa: BLE001  sys.exit() in a job ends the job, not the worker
@@ -197,7 +203,7 @@ class Runner:
     def _failed(
         self, job: Job, kind: str, code: str, error: BaseException, after: float | None = None
     ) -> tuple[Any, ...]:
-        expected = isinstance(error, Fail | Retry | Cancelled | BadArguments)
+        expected = isinstance(error, Fail | Retry | Snooze | Cancel | Cancelled | BadArguments)
         message = _words(error) if expected else f"{type(error).__name__}: {_words(error)}"
         what = {"code": code, "message": message[:2000]}
         if not expected or (error.__cause__ is not None and kind == "permanent"):

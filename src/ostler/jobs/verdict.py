@@ -19,11 +19,19 @@ class Policy:
     retry_base: float = 1.0
     retry_max: float = 300.0
     crash_limit: int = 2
+    jitter: float = 0.0
 
 
-def backoff(run: int, policy: Policy) -> float:
-    """Seconds before the run that follows the `run`-th one."""
-    return float(min(policy.retry_base * 2 ** min(run - 1, 40), policy.retry_max))
+def backoff(run: int, policy: Policy, own: str | None = None, draw: float = 0.0) -> float:
+    """Seconds before the run that follows the `run`-th one: doubling, capped, `draw` (-1 to 1) times the jitter off.
+
+    `own` is the task's backoff as JSON, where it has one.
+    """
+    base, longest = policy.retry_base, policy.retry_max
+    if own:
+        found = json.loads(own)
+        base, longest = found["base"], found["max"]
+    return float(min(base * 2 ** min(run - 1, 40), longest) * (1 + policy.jitter * draw))
 
 
 def error(code: str, message: str, **more: Any) -> str:
@@ -64,7 +72,13 @@ def cancelled(ran: Ran) -> Finish:
 
 
 def transient(
-    ran: Ran, what: dict[str, Any], policy: Policy, after: float | None = None, *, final: str = "RETRIES_EXHAUSTED"
+    ran: Ran,
+    what: dict[str, Any],
+    policy: Policy,
+    after: float | None = None,
+    *,
+    final: str = "RETRIES_EXHAUSTED",
+    draw: float = 0.0,
 ) -> Finish | Requeue:
     """It raised: another run while attempts are left, else failed with code `final` and the last error's message."""
     claim = ran.claim
@@ -75,7 +89,7 @@ def transient(
         )
         last = {**what, "code": final, "message": message, "cause": what["code"]}
         return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last))
-    wait = backoff(used, policy) if after is None else min(max(0.0, after), LONGEST_WAIT)
+    wait = backoff(used, policy, claim.backoff, draw) if after is None else min(max(0.0, after), LONGEST_WAIT)
     return ran.requeue(
         "requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait)
     )
@@ -93,11 +107,25 @@ def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
 def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requeue:
     """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC."""
     crashes = ran.claim.crashes + 1
-    what = {"code": "CRASH", "message": f"the worker {ran.claim.worker} died while running it ({reason}, {detail})"}
+    what = {
+        "code": "OOM" if reason == "oom" else "CRASH",
+        "message": f"the worker {ran.claim.worker} died while running it ({reason}, {detail})",
+    }
     if crashes > policy.crash_limit:
-        last = {**what, "code": "TOXIC", "message": f"took its worker down {crashes} times; last: {what['message']}"}
+        last = {
+            **what,
+            "code": "TOXIC",
+            "cause": what["code"],
+            "message": f"took its worker down {crashes} times; last: {what['message']}",
+        }
         return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last))
     return ran.requeue("requeued:crash", crash=1, error=json.dumps(what), data=_data(ran, what, crashes=crashes))
+
+
+def snoozed(ran: Ran, after: float) -> Requeue:
+    """It asked to be run later: no attempt is used."""
+    wait = min(max(0.0, after), LONGEST_WAIT)
+    return ran.requeue("snoozed", run_at=ran.ended + int(wait * 1000), excused=1, data=_data(ran, after=wait))
 
 
 def aborted(ran: Ran) -> Requeue:

@@ -73,6 +73,8 @@ class Channel:
                 leave()
             for frame in frames.feed(data):
                 self._heard(frame)
+            if frames.broken:
+                raise ValueError(frames.broken)
 
 
 def memory_mb() -> tuple[float, float]:

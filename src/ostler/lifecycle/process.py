@@ -187,13 +187,10 @@ class Process:
         if not data:
             self._loop.remove_reader(self._socket.fileno())
             return
-        try:
-            frames = self._frames.feed(data)
-        except ValueError as error:
+        self._tell(self._frames.feed(data))
+        if self._frames.broken and self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
-            self._on_garbage(str(error))
-            return
-        self._tell(frames)
+            self._on_garbage(self._frames.broken)
 
     def _tell(self, frames: list[Frame]) -> None:
         """One frame that cannot be handled does not swallow the others."""

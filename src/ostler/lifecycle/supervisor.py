@@ -261,7 +261,9 @@ class Supervisor:
                 on_garbage=lambda what: self._garbage(worker, what),
             )
         except (OSError, ValueError) as error:
-            log.error("%s cannot be started: %s: %s", slot.component, spec.argv[0], error)  # noqa: TRY400
+            log.error(
+                "%s cannot be started: %s: %s", slot.component, spec.argv[0], getattr(error, "strerror", None) or error
+            )  # noqa: TRY400
             filled = {}
             self.kill(worker, "spawn")
         if not heir:

@@ -23,11 +23,12 @@ def encode(frame: Frame) -> bytes:
 
 
 class Frames:
-    """Bytes in, frames out. Raises ValueError on what is not a frame."""
+    """Bytes in, frames out. What is not a frame ends it: `broken` then says why, and those before it are still given."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []  # of a line whose end has not come
         self._length = 0
+        self.broken: str | None = None
 
     def feed(self, data: bytes) -> list[Frame]:
         *lines, rest = data.split(b"\n")
@@ -37,9 +38,15 @@ class Frames:
         self._parts.append(rest)
         self._length += len(rest)
         if self._length > LONGEST:
-            raise ValueError("a line of the control channel is too long")
-        frames = [json.loads(line) for line in lines]
-        for frame in frames:
+            self.broken = "a line of the control channel is too long"
+        frames: list[Frame] = []
+        for line in lines:
+            try:
+                frame = json.loads(line)
+            except ValueError:
+                frame = None
             if not isinstance(frame, list) or not frame or not isinstance(frame[0], str):
-                raise ValueError(f"not a frame: {str(frame)[:80]}")
+                self.broken = f"not a frame: {line[:80]!r}"
+                break  # what came before it still counts
+            frames.append(frame)
         return frames

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import builtins
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ostler.errors import Conflict, NotFound
+from ostler.store import limits
+from ostler.store.flows import Flows
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 from ostler.store.sqlite import SqliteDatabase
 
@@ -18,15 +21,55 @@ class JobRecords:
 
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
+        self.flows = Flows(db, self._insert)
 
     # ---- producers
 
     def enqueue(self, jobs: Sequence[NewJob], now: int) -> list[int]:
-        """Store all of them or none; when it returns, they survive a power cut (on a durable connection)."""
-        batch = [[j.task, j.queue, j.args, j.priority, j.attempts, j.timeout, j.run_at] for j in jobs]
+        """Store all of them or none; when it returns, they survive a power cut (on a durable connection).
+
+        Returns an id for each, in order: that of the job which already holds its unique key, where there is one.
+        """
+        return [job for job, _ in self.put(jobs, now)]
+
+    def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
+        """`enqueue`, telling for each whether it is new."""
         with self._db.transaction():
-            ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
-            self._timeline((i, 1, now, "created", None) for i in ids)
+            if not any(job.unique_key for job in jobs):
+                return [(job, True) for job in self._insert(jobs, now)]
+            return [self._put_unique(job, now) for job in jobs]
+
+    def _put_unique(self, job: NewJob, now: int) -> tuple[int, bool]:
+        if job.unique_key is None:
+            return self._insert([job], now)[0], True
+        for row in self._db.run("unique_holder", key=job.unique_key, now=now):
+            return int(row["job"]), False
+        stored = self._insert([job], now)[0]
+        until = None if job.unique_for is None else now + int(job.unique_for * 1000)
+        self._db.run("unique_set", key=job.unique_key, job=stored, until=until)
+        return stored, True
+
+    def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
+        """Rows and `created` events, in the transaction that is open."""
+        batch = [
+            [
+                j.task,
+                j.queue,
+                j.args,
+                j.priority,
+                j.attempts,
+                j.timeout,
+                j.run_at,
+                j.backoff,
+                j.limit_key,
+                j.limit_max,
+                j.batch,
+                j.next,
+            ]
+            for j in jobs
+        ]
+        ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
+        self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
     # ---- the dispatcher
@@ -41,12 +84,12 @@ class JobRecords:
         timeline: list[_EVENT] = []
         with self._db.transaction():
             self._note(turn.notes, timeline)
-            self._finish(turn.finishes, timeline, lost)
+            self._finish(turn.finishes, turn.now, timeline, lost)
             self._requeue(turn.requeues, turn.now, timeline, lost)
-            claims = self._claim(turn, timeline) if turn.wants else []
+            claims, dues, missed = self._claim(turn, timeline) if turn.wants else ([], [], 0)
             self._timeline(timeline)
-            next_due = self._db.run("next_due")[0]["due"]
-        return Taken(claims, lost, next_due)
+            dues.append(self._db.run("next_due")[0]["due"])
+        return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed)
 
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
         if not notes:
@@ -64,7 +107,7 @@ class JobRecords:
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
 
-    def _finish(self, finishes: list[Finish], timeline: list[_EVENT], lost: list[int]) -> None:
+    def _finish(self, finishes: list[Finish], now: int, timeline: list[_EVENT], lost: list[int]) -> None:
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
@@ -72,10 +115,15 @@ class JobRecords:
             [f.id, f.fence, f.status, f.result, f.error, f.started_at, f.finished_at, f.crash, f.progress]
             for f in finishes
         ]
+        followed = []
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
+            if row["next"] or row["batch"] is not None:
+                followed.append(row)
         lost.extend(by_id)
+        if followed:
+            self.flows.ended(followed, now)
 
     def _requeue(self, requeues: list[Requeue], now: int, timeline: list[_EVENT], lost: list[int]) -> None:
         if not requeues:
@@ -84,42 +132,41 @@ class JobRecords:
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error] for r in requeues]
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
-            event = "cancelled" if row["status"] == JobStatus.CANCELLED else back.event
+            event = back.event
+            if row["status"] == JobStatus.CANCELLED:
+                event = "cancelled"
+                if row["batch"] is not None:
+                    self.flows.ended([{**dict(row), "next": None}], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
         lost.extend(by_id)
 
-    def _claim(self, turn: Turn, timeline: list[_EVENT]) -> list[Claim]:
+    def _claim(self, turn: Turn, timeline: list[_EVENT]) -> tuple[list[Claim], list[int | None], int]:
+        """(claims, times at which a rate allows more, how many were picked and not to be had)."""
         self._db.run("promote", now=turn.now)
         claims: list[Claim] = []
+        dues: list[int | None] = []
         for queue, workers in turn.wants.items():
-            rows = self._db.run("claimable", queue=queue, limit=len(workers))
-            claims += [
-                Claim(
-                    id=row["id"],
-                    fence=row["fence"] + 1,
-                    worker=worker,
-                    task=row["task"],
-                    queue=row["queue"],
-                    args=row["args"],
-                    attempt=row["attempt"] + 1,
-                    attempts=row["attempts"],
-                    crashes=row["crashes"],
-                    excused=row["excused"],
-                    timeout=row["timeout"],
-                )
-                for row, worker in zip(rows, workers, strict=False)
-            ]
+            limit = turn.limits.get(queue)
+            count = len(workers)
+            if limit is not None:
+                count, due = limits.allowed(self._db, queue, limit, count, turn.now)
+                dues.append(due)
+            rows = limits.pick(self._db, queue, count) if count else []
+            if limit is not None:
+                limits.spend(self._db, queue, limit, len(rows), turn.now)
+            claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
         if not claims:
-            return claims
+            return claims, dues, 0
         by_id = {c.id: c for c in claims}
-        batch = json.dumps([[c.id, c.worker] for c in claims])
         held = set()
-        for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now):
+        for row in self._db.run(
+            "claim", batch=json.dumps([[c.id, c.worker] for c in claims]), node=turn.node, now=turn.now
+        ):
             claim = by_id[row["id"]]
             held.add(claim.id)
             data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
-        return [c for c in claims if c.id in held]
+        return [c for c in claims if c.id in held], dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
         batch = list(events)
@@ -169,20 +216,31 @@ class JobRecords:
         ]
 
     def list(
-        self, *, status: str | None = None, queue: str | None = None, limit: int = 50, cursor: int | None = None
-    ) -> tuple[list[dict[str, Any]], int | None]:
-        """Newest first, and the cursor of the next page or None. Statuses stand in the SQL as text so that partial indexes serve."""
-        where = ["1 = 1"]
-        if status is not None:
-            where.append(f"status = '{JobStatus(status)}'")
-        if queue is not None:
-            where.append("queue = :queue")
+        self,
+        *,
+        status: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        code: str | None = None,
+        batch: int | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> tuple[builtins.list[dict[str, Any]], int | None]:
+        """Newest first, and the cursor of the next page or None."""
+        where, values = _where(status=status, queue=queue, task=task, code=code, batch=batch)
         if cursor is not None:
-            where.append("id < :cursor")
-        sql = f"SELECT * FROM jobs WHERE {' AND '.join(where)} ORDER BY id DESC LIMIT :limit"  # noqa: S608
-        rows = self._db.query(sql, {"queue": queue, "cursor": cursor, "limit": limit + 1})
+            where += " AND id < :cursor"
+        sql = f"SELECT * FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
+        rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
         page = [_job(row) for row in rows[:limit]]
         return page, (page[-1]["id"] if len(rows) > limit else None)
+
+    def matching(self, statuses: Sequence[str], limit: int, **filters: Any) -> builtins.list[int]:
+        """Ids of jobs with one of these statuses that the filters fit, oldest first."""
+        where, values = _where(**filters)
+        shown = ", ".join(f"'{JobStatus(s)}'" for s in statuses)
+        sql = f"SELECT id FROM jobs WHERE status IN ({shown}) AND {where} ORDER BY id LIMIT :limit"  # noqa: S608
+        return [row["id"] for row in self._db.query(sql, {**values, "limit": limit})]
 
     def depths(self) -> dict[str, dict[str, int]]:
         """Per queue: queued, scheduled, processing, failed and cancelled."""
@@ -197,6 +255,8 @@ class JobRecords:
             for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
                 for row in self._db.run(statement, id=job, now=now):
                     self._timeline([(job, row["seq"], now, event, None)])
+                    if event == "cancelled" and row["batch"] is not None:
+                        self.flows.ended([{**dict(row), "next": None}], now)
                     return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
             status = str(self.get(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish
@@ -206,11 +266,51 @@ class JobRecords:
     def retry(self, job: int, now: int) -> str:
         """Put an ended job back into its queue with a fresh budget; returns the queue. Conflict while it is live."""
         with self._db.transaction():
+            status = self.get(job)["status"]
             for row in self._db.run("retry", id=job):
                 self._timeline([(job, row["seq"], now, "retried", None)])
+                if row["batch"] is not None:
+                    self.flows.put_back(row["batch"], status)
                 return str(row["queue"])
-            status = self.get(job)["status"]
         raise Conflict(f"job {job} is {status}; only a done, failed or cancelled job can be retried")
+
+    def depth_up_to(self, limit: int) -> int:
+        """How many jobs are ready, counted no further than `limit`."""
+        return int(self._db.run("depth_up_to", limit=limit)[0]["n"])
+
+    def oldest(self) -> dict[str, int]:
+        """Per queue: when its oldest ready job was created."""
+        return {row["queue"]: row["at"] for row in self._db.run("oldest_ready")}
+
+    def live(self) -> set[int]:
+        """Jobs that run or wait for another run: their scratch is not to be touched."""
+        return {row["id"] for row in self._db.run("live_jobs")}
+
+    def purge(
+        self, now: int, *, done_before: int | None, failed_before: int | None, most: int = 20_000
+    ) -> builtins.list[int]:
+        """Delete ended jobs that are too old, in small transactions; the ids. Looks at no job younger than both limits."""
+        limits_ = [b for b in (done_before, failed_before) if b is not None]
+        gone: builtins.list[int] = []
+        cursor = 0
+        while limits_ and len(gone) < most:
+            rows = self._db.run("old_jobs", cursor=cursor)
+            if not rows or rows[0]["created_at"] >= max(limits_):
+                break
+            cursor = rows[-1]["id"]
+            before = {"done": done_before, "cancelled": done_before, "failed": failed_before}
+            old = [r["id"] for r in rows if (limit := before.get(r["status"])) is not None and r["finished_at"] < limit]
+            for start in range(0, len(old), 500):
+                ids = json.dumps(old[start : start + 500])
+                with self._db.transaction():
+                    self._db.run("purge_events", ids=ids)
+                    self._db.run("purge_jobs", ids=ids)
+            gone += old
+        with self._db.transaction():
+            self._db.run("purge_uniques", now=now)
+            if limits_:
+                self._db.run("purge_batches", before=min(limits_))
+        return gone
 
     # ---- tasks
 
@@ -222,7 +322,44 @@ class JobRecords:
 
     def tasks(self) -> dict[str, dict[str, Any]]:
         """The declared tasks by name."""
-        return {r["name"]: {**dict(r), "parameters": json.loads(r["parameters"])} for r in self._db.run("tasks")}
+        return {
+            r["name"]: {**dict(r), "parameters": json.loads(r["parameters"]), "policy": json.loads(r["policy"])}
+            for r in self._db.run("tasks")
+        }
+
+
+def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
+    """Conditions for the filters that are given. A status stands in the SQL as text, so that partial indexes serve."""
+    parts, values = ["1 = 1"], {}
+    for name, value in filters.items():
+        if value is None:
+            continue
+        if name == "status":
+            parts.append(f"status = '{JobStatus(value)}'")
+        elif name == "code":
+            parts.append("json_extract(error, '$.code') = :code")
+            values["code"] = value
+        else:
+            parts.append(f"{name} = :{name}")
+            values[name] = value
+    return " AND ".join(parts), values
+
+
+def _claimed(row: Any, worker: str) -> Claim:
+    return Claim(
+        id=row["id"],
+        fence=row["fence"] + 1,
+        worker=worker,
+        task=row["task"],
+        queue=row["queue"],
+        args=row["args"],
+        attempt=row["attempt"] + 1,
+        attempts=row["attempts"],
+        crashes=row["crashes"],
+        excused=row["excused"],
+        timeout=row["timeout"],
+        backoff=row["backoff"],
+    )
 
 
 def _job(row: Any) -> dict[str, Any]:
@@ -247,6 +384,7 @@ def _job(row: Any) -> dict[str, Any]:
         "node": row["node"],
         "cancel_requested": bool(row["cancel"]),
         "run_at": row["run_at"],
+        "batch": row["batch"],
         "created_at": row["created_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],

@@ -5,9 +5,13 @@ Those that are made for every single job are named tuples, which cost a third of
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ostler.store.limits import QueueLimit
 
 
 class JobStatus(StrEnum):
@@ -20,9 +24,8 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class NewJob:
-    """A job that was checked and can be stored. `args` is JSON text."""
+class NewJob(NamedTuple):
+    """A job that was checked and can be stored. `args`, `backoff` and `next` are JSON text; `unique_for` None: while it is live."""
 
     task: str
     queue: str
@@ -31,6 +34,13 @@ class NewJob:
     timeout: float | None = None
     priority: int = 0
     run_at: int | None = None
+    backoff: str | None = None
+    limit_key: str | None = None
+    limit_max: int | None = None
+    batch: int | None = None
+    next: str | None = None
+    unique_key: str | None = None
+    unique_for: float | None = None
 
 
 class Claim(NamedTuple):
@@ -47,6 +57,7 @@ class Claim(NamedTuple):
     crashes: int
     excused: int
     timeout: float | None
+    backoff: str | None = None
 
 
 class Finish(NamedTuple):
@@ -102,6 +113,7 @@ class Turn:
     finishes: list[Finish] = field(default_factory=list)
     requeues: list[Requeue] = field(default_factory=list)
     wants: dict[str, list[str]] = field(default_factory=dict)
+    limits: Mapping[str, QueueLimit] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +123,7 @@ class Taken:
     claims: list[Claim]
     lost: list[int]
     next_due: int | None
+    missed: int = 0  # picked, but no longer to be had
 
 
 @dataclass(frozen=True, slots=True)

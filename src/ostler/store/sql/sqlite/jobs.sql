@@ -2,10 +2,11 @@
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
 
 -- name: enqueue
-INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, seq, created_at)
+INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, batch, next, seq, created_at)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
        json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
-       json_extract(value, '$[6]'), 1, :now
+       json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
+       json_extract(value, '$[10]'), json_extract(value, '$[11]'), 1, :now
   FROM json_each(:batch) ORDER BY key
 RETURNING id;
 
@@ -17,8 +18,9 @@ INSERT INTO job_events (job, seq, at, name, data) VALUES (?, ?, ?, ?, ?);
 UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :now;
 
 -- name: claimable
-SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout FROM jobs
+SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
+   AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
  ORDER BY priority DESC, id LIMIT :limit;
 
 -- name: claim
@@ -37,7 +39,7 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
                json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
           FROM json_each(:batch)) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq;
+RETURNING jobs.id, jobs.seq, jobs.status, jobs.batch, jobs.next, jobs.result;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here.
@@ -53,7 +55,7 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
                json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error
           FROM json_each(:batch)) AS r
  WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.status;
+RETURNING jobs.id, jobs.seq, jobs.status, jobs.batch;
 
 -- name: note
 -- Progress and named events of running jobs: several per job in one batch, in order.
@@ -84,7 +86,7 @@ SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node AND canc
 -- name: cancel_queued
 UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
        error = json_object('code', 'CANCELLED', 'message', 'cancelled before it began')
- WHERE id = :id AND status = 'queued' RETURNING id, seq;
+ WHERE id = :id AND status = 'queued' RETURNING id, seq, status, batch;
 
 -- name: cancel_running
 UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
@@ -93,7 +95,7 @@ UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processin
 -- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
 UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
        progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
- WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue;
+ WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch;
 
 -- name: job
 SELECT * FROM jobs WHERE id = :id;
@@ -108,10 +110,36 @@ SELECT queue, status, count(*) AS n FROM jobs WHERE status = 'queued' AND later 
  UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status IN ('failed', 'cancelled') GROUP BY queue, status;
 
 -- name: declare_task
-INSERT INTO tasks (name, queue, attempts, timeout, priority, parameters, declared_at)
-VALUES (:name, :queue, :attempts, :timeout, :priority, :parameters, :now)
+INSERT INTO tasks (name, queue, attempts, timeout, priority, policy, parameters, declared_at)
+VALUES (:name, :queue, :attempts, :timeout, :priority, :policy, :parameters, :now)
 ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.attempts, timeout = excluded.timeout,
-       priority = excluded.priority, parameters = excluded.parameters, declared_at = excluded.declared_at;
+       priority = excluded.priority, policy = excluded.policy, parameters = excluded.parameters, declared_at = excluded.declared_at;
 
 -- name: tasks
-SELECT name, queue, attempts, timeout, priority, parameters FROM tasks ORDER BY name;
+SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks ORDER BY name;
+
+-- name: depth_up_to
+-- How many wait, but no further than the question needs.
+SELECT count(*) AS n FROM (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 LIMIT :limit);
+
+-- name: oldest_ready
+SELECT queue, min(created_at) AS at FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue;
+
+-- name: old_jobs
+SELECT id, status, finished_at, created_at FROM jobs WHERE id > :cursor ORDER BY id LIMIT 2000;
+
+-- name: purge_events
+DELETE FROM job_events WHERE job IN (SELECT value FROM json_each(:ids));
+
+-- name: purge_jobs
+DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('done', 'failed', 'cancelled');
+
+-- name: purge_uniques
+DELETE FROM uniques WHERE (until IS NOT NULL AND until <= :now)
+    OR (until IS NULL AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = uniques.job AND status IN ('queued', 'processing')));
+
+-- name: purge_batches
+DELETE FROM batches WHERE finished_at IS NOT NULL AND finished_at < :before;
+
+-- name: live_jobs
+SELECT id FROM jobs WHERE status = 'processing' UNION ALL SELECT id FROM jobs WHERE status = 'queued' AND attempt > 0;

@@ -12,6 +12,7 @@ CREATE TABLE tasks (
   attempts    INTEGER NOT NULL,
   timeout     REAL,
   priority    INTEGER NOT NULL DEFAULT 0,
+  policy      TEXT NOT NULL DEFAULT '{}',                  -- backoff, uniqueness and limits, as declared
   parameters  TEXT NOT NULL,
   declared_at INTEGER NOT NULL
 ) STRICT, WITHOUT ROWID;
@@ -34,6 +35,11 @@ CREATE TABLE jobs (
   seq         INTEGER NOT NULL DEFAULT 0,                  -- last number of its timeline
   node        TEXT,
   worker      TEXT,
+  backoff     TEXT,                                        -- {"base", "max"} where the task has its own
+  limit_key   TEXT,                                        -- at most limit_max of these run at once
+  limit_max   INTEGER,
+  batch       INTEGER,
+  next        TEXT,                                        -- what follows when it is done: a list of steps
   cancel      INTEGER NOT NULL DEFAULT 0,
   progress    REAL,
   stage       TEXT,
@@ -48,6 +54,7 @@ CREATE TABLE jobs (
 CREATE INDEX jobs_ready   ON jobs (queue, priority DESC, id) WHERE status = 'queued' AND later = 0;
 CREATE INDEX jobs_later   ON jobs (run_at)                   WHERE status = 'queued' AND later = 1;
 CREATE INDEX jobs_claimed ON jobs (worker, id)               WHERE status = 'processing';
+CREATE INDEX jobs_limited ON jobs (limit_key)                WHERE status = 'processing' AND limit_key IS NOT NULL;
 CREATE INDEX jobs_ended   ON jobs (status, id)               WHERE status IN ('failed', 'cancelled');
 
 CREATE TABLE job_events (
@@ -57,6 +64,44 @@ CREATE TABLE job_events (
   name TEXT NOT NULL,
   data TEXT,
   PRIMARY KEY (job, seq)
+) STRICT, WITHOUT ROWID;
+
+-- One live job per key, or one per period: `until` NULL means while the job is live.
+CREATE TABLE uniques (
+  key   TEXT PRIMARY KEY,
+  job   INTEGER NOT NULL,
+  until INTEGER
+) STRICT, WITHOUT ROWID;
+
+-- A token bucket per queue with a rate.
+CREATE TABLE rates (
+  queue  TEXT PRIMARY KEY,
+  tokens REAL NOT NULL,
+  at     INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+-- Jobs that belong together; the callback is stored when the last of them has ended.
+CREATE TABLE batches (
+  id         INTEGER PRIMARY KEY AUTOINCREMENT,
+  total      INTEGER NOT NULL,
+  pending    INTEGER NOT NULL,
+  failed     INTEGER NOT NULL DEFAULT 0,
+  callback   TEXT,
+  callback_job INTEGER,
+  created_at INTEGER NOT NULL,
+  finished_at INTEGER
+) STRICT;
+CREATE INDEX jobs_batch ON jobs (batch) WHERE batch IS NOT NULL;
+
+-- Cron. Whoever moves next_at forward stores the job, in the same transaction: no schedule fires twice.
+CREATE TABLE schedules (
+  name     TEXT PRIMARY KEY,
+  spec     TEXT NOT NULL,
+  zone     TEXT NOT NULL,
+  step     TEXT NOT NULL,
+  next_at  INTEGER NOT NULL,
+  last_at  INTEGER,
+  last_job INTEGER
 ) STRICT, WITHOUT ROWID;
 
 -- One row per component: the node itself ('node') and each worker slot ('worker:{pool}:{n}').

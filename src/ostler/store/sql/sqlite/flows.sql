@@ -1,0 +1,61 @@
+-- Uniqueness, limits, batches, chains and schedules.
+
+-- name: unique_holder
+SELECT u.job FROM uniques u JOIN jobs j ON j.id = u.job
+ WHERE u.key = :key AND ((u.until IS NOT NULL AND u.until > :now) OR (u.until IS NULL AND j.status IN ('queued', 'processing')));
+
+-- name: unique_set
+INSERT INTO uniques (key, job, until) VALUES (:key, :job, :until)
+ON CONFLICT (key) DO UPDATE SET job = excluded.job, until = excluded.until;
+
+-- name: running_in_queue
+SELECT count(*) AS n FROM jobs WHERE status = 'processing' AND queue = :queue;
+
+-- name: running_by_key
+SELECT limit_key, count(*) AS n, min(limit_max) AS most FROM jobs WHERE status = 'processing' AND limit_key IS NOT NULL GROUP BY limit_key;
+
+-- name: rate_get
+SELECT tokens, at FROM rates WHERE queue = :queue;
+
+-- name: rate_set
+INSERT INTO rates (queue, tokens, at) VALUES (:queue, :tokens, :at)
+ON CONFLICT (queue) DO UPDATE SET tokens = excluded.tokens, at = excluded.at;
+
+-- name: batch_new
+INSERT INTO batches (total, pending, callback, created_at) VALUES (:total, :total, :callback, :now) RETURNING id;
+
+-- name: batch_less
+UPDATE batches SET pending = pending - :ended, failed = failed + :failed,
+       finished_at = CASE WHEN pending - :ended <= 0 THEN :now ELSE NULL END
+ WHERE id = :id RETURNING pending, failed, total, callback, callback_job;
+
+-- name: batch_more
+-- A job of the batch was put back by hand: it is pending again.
+UPDATE batches SET pending = pending + 1, failed = max(0, failed - :failed), finished_at = NULL WHERE id = :id;
+
+-- name: batch_called
+UPDATE batches SET callback_job = :job WHERE id = :id;
+
+-- name: batch
+SELECT id, total, pending, failed, callback_job, created_at, finished_at FROM batches WHERE id = :id;
+
+-- name: schedule_put
+INSERT INTO schedules (name, spec, zone, step, next_at) VALUES (:name, :spec, :zone, :step, :next_at)
+ON CONFLICT (name) DO UPDATE SET step = excluded.step,
+       next_at = CASE WHEN schedules.spec = excluded.spec AND schedules.zone = excluded.zone THEN schedules.next_at ELSE excluded.next_at END,
+       spec = excluded.spec, zone = excluded.zone;
+
+-- name: schedule_drop
+DELETE FROM schedules WHERE name NOT IN (SELECT value FROM json_each(:names));
+
+-- name: schedules
+SELECT name, spec, zone, step, next_at, last_at, last_job FROM schedules ORDER BY name;
+
+-- name: schedule_due
+SELECT name, spec, zone, step, next_at FROM schedules WHERE next_at <= :now;
+
+-- name: schedule_move
+UPDATE schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;
+
+-- name: schedule_fired
+UPDATE schedules SET last_job = :job WHERE name = :name;
