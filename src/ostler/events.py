@@ -40,6 +40,7 @@ class JobEnded(NamedTuple):
     worker: str
     event: str
     seconds: float
+    code: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +50,36 @@ class ClaimLost:
     job: int
 
 
-Event = WorkerMoved | PoolPaused | JobEnded | ClaimLost
+@dataclass(frozen=True, slots=True)
+class ClaimMissed:
+    """Jobs that were picked for a claim and were not to be had any more."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Jobs of a dead node went back to the queue."""
+
+    jobs: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beats:
+    """The node wrote the beats of so many workers."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Backpressure:
+    """Claiming pauses for a while."""
+
+    reason: str
+
+
+Event = ClaimMissed | Recovered | Beats | Backpressure | WorkerMoved | PoolPaused | JobEnded | ClaimLost
 Listener = Callable[[Any], None]
 
 

@@ -20,10 +20,12 @@ import uvicorn
 from ostler import config
 from ostler.app import Ostler
 from ostler.config import Settings, is_loopback
-from ostler.errors import ConfigError
-from ostler.events import Bus, Event, PoolPaused, WorkerMoved
+from ostler.errors import ConfigError, InputError
+from ostler.events import Backpressure, Bus, Event, PoolPaused, Recovered, WorkerMoved
+from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
+from ostler.jobs.upkeep import Upkeep
 from ostler.lifecycle import family, probe
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.recycle import RecycleLimits
@@ -31,10 +33,13 @@ from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
 from ostler.store import Store, database_path, now_ms
 from ostler.store.doorbell import Doorbell
+from ostler.store.flows import step_of
 from ostler.store.lanes import Lane
+from ostler.store.limits import QueueLimit
 from ostler.store.sweep import recover_dead_nodes
 from ostler.web.app import build
 from ostler.web.context import Context
+from ostler.web.metrics import Metrics
 
 log = logging.getLogger("ostler")
 
@@ -68,7 +73,8 @@ class Node:
                     ),
                     now_ms(),
                 )
-                recover_dead_nodes(store, now_ms(), _is_alive, _end)
+                store.jobs.flows.declare_schedules(self._schedules())
+                recovered = recover_dead_nodes(store, now_ms(), _is_alive, _end)
             doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))
 
             writer = Lane("writer", lambda: self._open(durable=False), loop)
@@ -76,10 +82,17 @@ class Node:
             intake_lane = Lane("intake", lambda: self._open(durable=True), loop)
             bus = Bus()
             bus.listen(_tell)
-            dispatcher = Dispatcher(settings, writer, reader, bus)
+            metrics = Metrics(bus)
+            if recovered:
+                bus.send(Recovered(len(recovered), "stale"))
+            limits = {
+                q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()
+            }
+            dispatcher = Dispatcher(settings, writer, reader, bus, limits)
             supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
+            upkeep = Upkeep(settings, intake_lane, dispatcher.ring)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
             context = Context(
                 settings,
@@ -92,6 +105,7 @@ class Node:
                 tasks,
                 self.url,
                 [writer, reader, intake_lane],
+                metrics,
             )
             web = _Web(build(context, self.app.routes), web_socket)
 
@@ -99,6 +113,7 @@ class Node:
             loop.add_reader(doorbell.fileno(), doorbell.answer, lambda: self._rung(dispatcher))
             await supervisor.start()
             dispatcher.start()
+            upkeep.start()
             await web.start()
             supervisor.mark_serving()
             held.enter_context(_address(folder, self.url))
@@ -118,6 +133,7 @@ class Node:
                 )
             finally:
                 await supervisor.stop()
+                await upkeep.close()
                 await dispatcher.close()
                 await web.stop()
                 await supervisor.close()
@@ -142,6 +158,18 @@ class Node:
     def _open(self, *, durable: bool, read_only: bool = False) -> Store:
         return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
 
+    def _schedules(self) -> list[dict[str, Any]]:
+        found = []
+        for name, (spec, zone, step) in self.app.schedules.items():
+            try:
+                schedule.check(spec, zone)
+                prepared = step.prepared()
+            except InputError as error:
+                raise ConfigError(f"schedule {name!r}: {error}") from None
+            next_at = schedule.following(spec, zone, now_ms())
+            found.append({"name": name, "spec": spec, "zone": zone, "step": step_of(prepared), "next_at": next_at})
+        return found
+
     def _specs_checked(self) -> Callable[[Dispatcher], list[PoolSpec]]:
         """The pools that the app needs, checked before anything starts."""
         queues = sorted({task.queue for task in self.app.tasks.values()})
@@ -152,6 +180,11 @@ class Node:
             )
         for name in [*queues, *self.app.commands]:
             config.check_pool(self.settings, name, self.settings.pool(name, self.app.pools.get(name)))
+        self._schedules()
+        if nowhere := self.app.queues.keys() - set(queues):
+            raise ConfigError(
+                f"{self.target} limits queue {min(nowhere)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
+            )
         if unused := self.app.pools.keys() - set(queues) - self.app.commands.keys():
             raise ConfigError(f"{self.target} sizes pool {min(unused)!r}, but declares no such queue or command")
         return lambda dispatcher: [
@@ -343,6 +376,8 @@ def _tell(event: Event) -> None:
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
             extra = f" (pid {pid})" if status == "healthy" else (f" ({reason})" if reason else "")
             log.info("%s generation %d: %s -> %s%s", component, generation, before, status, extra)
+        case Backpressure(reason):
+            log.warning("claiming pauses: %s", reason)
         case PoolPaused(pool, paused):
             log.info("%s %s", pool or "all pools", "paused" if paused else "resumed")
 

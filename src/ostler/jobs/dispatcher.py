@@ -14,17 +14,19 @@ import asyncio
 import contextlib
 import json
 import logging
+import os
 import random
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Bus, ClaimLost, JobEnded
-from ostler.jobs import verdict
+from ostler.events import Backpressure, Bus, ClaimLost, ClaimMissed, JobEnded
+from ostler.jobs import backpressure, verdict
+from ostler.jobs.logs import JobLogs
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.state import Status
@@ -33,6 +35,7 @@ from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Worker
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
+from ostler.store.limits import QueueLimit
 from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
 from ostler.store.store import Store
 
@@ -93,7 +96,9 @@ class Durations:
 class Dispatcher:
     """Between the store and the job workers of one node."""
 
-    def __init__(self, settings: Settings, writer: Lane, reader: Lane, bus: Bus) -> None:
+    def __init__(
+        self, settings: Settings, writer: Lane, reader: Lane, bus: Bus, limits: Mapping[str, QueueLimit] | None = None
+    ) -> None:
         self._settings, self._writer, self._reader, self._bus = settings, writer, reader, bus
         self._policy = Policy(settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter)
         self._node = settings.node
@@ -110,6 +115,11 @@ class Dispatcher:
         self._due: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+        self._limits = limits or {}
+        self._logs = JobLogs(settings.data_dir)
+        self._held_until = 0.0
+        self.pauses = 0
+        self.pressure: str | None = None  # why claiming pauses
         self.supervisor: Supervisor  # set by the runtime, once it exists
 
     # ---- start and stop
@@ -200,6 +210,8 @@ class Dispatcher:
 
     async def _turn(self, turn: Turn, patience: float | None = None) -> Taken:
         taken = await self._writer.call(lambda store: store.jobs.turn(turn), patience=patience)
+        if taken.missed:
+            self._bus.send(ClaimMissed(taken.missed))
         for job in taken.lost:
             log.warning("job %d: a late result was dropped, its claim was lost", job)
             self._bus.send(ClaimLost(job))
@@ -209,7 +221,7 @@ class Dispatcher:
         wants = self._wants() if claim else {}
         if not (wants or self._finishes or self._requeues or self._notes):
             return None
-        turn = Turn(self._node, now_ms(), self._notes, self._finishes, self._requeues, wants)
+        turn = Turn(self._node, now_ms(), self._notes, self._finishes, self._requeues, wants, self._limits)
         self._notes, self._finishes, self._requeues = [], [], []
         return turn
 
@@ -224,6 +236,8 @@ class Dispatcher:
         if not self.supervisor.enabled or self.supervisor.stopping:
             return {}
         now = time.monotonic()
+        if now < self._held_until:
+            return {}
         for seat in self._seats.values():
             if not seat.worker.accepting or seat.cancel_by is not None or seat.timed_out:
                 continue
@@ -275,19 +289,21 @@ class Dispatcher:
         """Read what other processes may have changed: pauses, cancels, jobs that are ready."""
         queues = sorted({s.worker.pool.spec.name for s in self._seats.values() if not s.jobs and s.worker.accepting})
 
-        def read(store: Store) -> tuple[bool, frozenset[str], list[tuple[int, int]], bool]:
+        def read(store: Store) -> tuple[bool, frozenset[str], list[tuple[int, int]], bool, int]:
             return (
                 *store.meta.pauses(),
                 store.jobs.wanted_cancels(self._node),
                 bool(queues) and store.jobs.ready(queues, now_ms()),
+                store.jobs.depth_up_to(self._settings.high_watermark + 1),
             )
 
         epoch = self.supervisor.pause_epoch
         try:
-            enabled, paused, cancels, ready = await self._reader.call(read, patience=0.0)
+            enabled, paused, cancels, ready, depth = await self._reader.call(read, patience=0.0)
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return
+        self._press(depth)
         paused &= frozenset(self.supervisor.pools)
         known = frozenset(name for name, pool in self.supervisor.pools.items() if pool.paused)
         # What was read before a pause of our own was written must not undo it. An odd epoch: it is being written.
@@ -303,6 +319,21 @@ class Dispatcher:
         if ready:
             self._bell.set()
 
+    def _press(self, depth: int) -> None:
+        """Backpressure: pause the claiming for a while when too much waits and the machine is too busy."""
+        if time.monotonic() < self._held_until:
+            return
+        load = os.getloadavg()[0] / (os.cpu_count() or 1)
+        settings = self._settings
+        self.pressure = backpressure.reason(
+            depth, load, high_watermark=settings.high_watermark, load_threshold=settings.load_threshold
+        )
+        if self.pressure is not None:
+            self.pauses += 1
+            self._held_until = time.monotonic() + settings.backpressure_pause
+            self._loop.call_later(settings.backpressure_pause + 0.01, self._bell.set)
+            self._bus.send(Backpressure(self.pressure))
+
     # ---- the tenant of the job pools
 
     def ready(self, worker: Worker) -> None:
@@ -313,6 +344,11 @@ class Dispatcher:
     def busy(self, worker: Worker) -> bool:
         seat = self._seats.get(worker)
         return seat is not None and bool(seat.jobs)
+
+    def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
+        """What a job printed."""
+        if label.isdigit():
+            self._logs.append(int(label), lines)
 
     def pause(self, worker: Worker) -> None:
         """The running job finishes; what has not begun comes back."""
@@ -413,7 +449,8 @@ class Dispatcher:
         self._bell.set()
         claim = ran.claim
         seconds = (ran.ended - ran.began) / 1000
-        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds))
+        code = json.loads(result.error)["code"] if result.error else None
+        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, code))
 
     def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
         match kind:

@@ -17,12 +17,12 @@ class Intake:
 
     def __init__(self, lane: Lane, patience: float, stored: Callable[[], None]) -> None:
         self._lane, self._patience, self._stored = lane, patience, stored
-        self._waiting: list[tuple[NewJob, asyncio.Future[int]]] = []
+        self._waiting: list[tuple[NewJob, asyncio.Future[tuple[int, bool]]]] = []
         self._flushing: asyncio.Task[None] | None = None
 
-    async def enqueue(self, job: NewJob) -> int:
-        """The id of the stored job; raises StoreBusy when the store stays locked or full, and then nothing was stored."""
-        future: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async def enqueue(self, job: NewJob) -> tuple[int, bool]:
+        """The id of the stored job, and whether it is new (a unique one may be there already); raises StoreBusy when the store stays locked or full, and then nothing was stored."""
+        future: asyncio.Future[tuple[int, bool]] = asyncio.get_running_loop().create_future()
         self._waiting.append((job, future))
         if self._flushing is None:
             self._flushing = asyncio.get_running_loop().create_task(self._flush(), name="intake")
@@ -41,12 +41,12 @@ class Intake:
                             future.set_exception(error)
                     continue
                 self._stored()
-                for (_, future), job_id in zip(batch, ids, strict=True):
+                for (_, future), stored in zip(batch, ids, strict=True):
                     if not future.done():
-                        future.set_result(job_id)
+                        future.set_result(stored)
         finally:
             self._flushing = None
 
 
-def _store(store: Store, jobs: list[NewJob]) -> list[int]:
-    return store.jobs.enqueue(jobs, now_ms())
+def _store(store: Store, jobs: list[NewJob]) -> list[tuple[int, bool]]:
+    return store.jobs.put(jobs, now_ms())

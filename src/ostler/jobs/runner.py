@@ -115,6 +115,7 @@ class Runner:
                     self._cancelled.clear()
             if first:
                 self.channel.send("begin", job, fence)
+            self._label(job)
             frame = self._run(tasks.get(task), handle, args)
             if os.getpid() != self._pid:
                 os._exit(0)  # the job forked and the child came back too: the jobs in hand are not its own
@@ -124,6 +125,11 @@ class Runner:
             self.channel.send(*frame)
             if self.terminated:
                 raise Terminated  # the job has swallowed it
+
+    def _label(self, job: int) -> None:
+        """What is printed from here on, also by programs that the job starts, is this job's."""
+        with contextlib.suppress(OSError, ValueError):
+            os.write(1, b"\x1e%d\n" % job)
 
     def _holds(self, job: int, fence: int) -> bool:
         """Ask the node whether this claim is still the job's. No answer is no."""

@@ -27,6 +27,9 @@ from ostler.lifecycle.wire import Frame, Frames, encode
 
 log = logging.getLogger("ostler.lifecycle")
 
+# A worker that prints this and a label, as a line, says whose output follows. In the output itself, so that it is in order.
+LABEL = b"\x1e"
+
 _LOG_LINES = 40
 _LINE_LENGTH = 2000
 _LOG_BYTES = 5_000_000
@@ -72,11 +75,14 @@ class Process:
         *,
         on_frame: Callable[[Frame], None],
         on_line: Callable[[str], None],
+        on_labelled: Callable[[str, list[bytes]], None],
         on_end: Callable[[Ended], None],
         on_garbage: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
+        self._on_labelled = on_labelled
+        self._label = ""
         self._frames = Frames()
         self._unsent = bytearray()
         self._partial = b""
@@ -213,16 +219,37 @@ class Process:
         if not data:
             self._loop.remove_reader(self._output)
             return False
-        self._log.write(data)
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _LINE_LENGTH:
             lines.append(self._partial)
             self._partial = b""
+        self._take(lines)
+        return True
+
+    def _take(self, lines: list[bytes]) -> None:
+        """Complete lines: into the log, to whoever listens, and under the label that the worker gave last."""
+        kept: list[bytes] = []
+        labelled: list[bytes] = []
         for line in lines:
+            if LABEL in line:
+                before, _, label = line.rpartition(LABEL)
+                if before:
+                    kept.append(before)
+                    labelled.append(before)
+                if labelled and self._label:
+                    self._on_labelled(self._label, labelled)
+                labelled, self._label = [], label.decode(errors="replace")
+                continue
+            kept.append(line)
+            labelled.append(line)
+        if labelled and self._label:
+            self._on_labelled(self._label, labelled)
+        if kept:
+            self._log.write(b"\n".join(kept) + b"\n")
+        for line in kept:
             text = line[:_LINE_LENGTH].decode(errors="replace").rstrip("\r")
             self.tail.append(text)
             self._on_line(text)
-        return True
 
     # ---- its end
 
@@ -274,7 +301,7 @@ class Process:
             if not self._read_output():
                 break
         if self._partial:
-            self.tail.append(self._partial[:_LINE_LENGTH].decode(errors="replace"))
+            self._take([self._partial])
         self._loop.remove_reader(self._output)
         os.close(self._output)
         self._log.close()

@@ -5,6 +5,7 @@ The decisions are made from memory, so a locked database delays the record and n
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 from collections.abc import Callable
@@ -20,6 +21,10 @@ from ostler.store.lanes import Lane
 from ostler.store.rows import ExitRow
 from ostler.store.store import Store
 
+log = logging.getLogger("ostler.lifecycle")
+
+_DEGRADED = 4  # "more than three in a row"
+
 
 class Records:
     """The node's own part of the health table."""
@@ -28,6 +33,7 @@ class Records:
         self._settings, self._lane, self._token = settings, lane, token
         self._node = settings.node
         self._generation = 1
+        self._late_beats = 0  # beats that were due while one is still on its way to the store
 
     # ---- the node
 
@@ -106,9 +112,28 @@ class Records:
 
     def beats(self, workers: list[Worker]) -> None:
         """All beats of the node in one statement."""
+        if self._late_beats > 0:
+            self._late_beats += 1
+            if self._late_beats == _DEGRADED:
+                log.warning(
+                    "HEARTBEAT_DEGRADED: the store has not taken %d beats in a row; workers go on", self._late_beats
+                )
+            return
         beats: list[tuple[str, int, int, float | None]] = [(NODE, self._generation, now_ms(), None)]
         beats += [(w.component, w.generation, w.last_beat_ms, w.rss_mb) for w in workers]
-        self._post(lambda store: store.health.update_heartbeats(self._node, beats))
+        self._late_beats = 1
+        self._post(lambda store: self._beaten(store, beats))
+
+    def _beaten(self, store: Store, beats: list[tuple[str, int, int, float | None]]) -> None:
+        store.health.update_heartbeats(self._node, beats)
+        if self._late_beats >= _DEGRADED:
+            log.info("the store takes beats again")
+        self._late_beats = 0
+
+    @property
+    def degraded(self) -> bool:
+        """Whether more than three beats in a row could not be written."""
+        return self._late_beats >= _DEGRADED
 
     async def flag(self, key: str, value: str) -> None:
         """Write a flag of the meta table, and wait until it is there."""

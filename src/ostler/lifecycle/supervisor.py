@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from ostler.config import Settings
-from ostler.events import Bus, WorkerMoved
+from ostler.events import Beats, Bus, WorkerMoved
 from ostler.lifecycle import ends, family, launch, probe, recycle, restart
 from ostler.lifecycle.process import Ended, Process, oom_kills
 from ostler.lifecycle.record import Records
@@ -257,13 +257,13 @@ class Supervisor:
                 launch.prepare(spec, slot, worker.generation, filled, self.token, self._logs, beat),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
+                on_labelled=lambda label, lines: spec.tenant.output(worker, label, lines),
                 on_end=lambda ended: self._noticed_end(worker, ended),
                 on_garbage=lambda what: self._garbage(worker, what),
             )
         except (OSError, ValueError) as error:
-            log.error(
-                "%s cannot be started: %s: %s", slot.component, spec.argv[0], getattr(error, "strerror", None) or error
-            )  # noqa: TRY400
+            why = getattr(error, "strerror", None) or error
+            log.error("%s cannot be started: %s: %s", slot.component, spec.argv[0], why)  # noqa: TRY400
             filled = {}
             self.kill(worker, "spawn")
         if not heir:
@@ -575,6 +575,7 @@ class Supervisor:
                 worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
         if plain:
             self._spawn_task(self._measure(plain), "memory")
+        self.bus.send(Beats(sum(1 for slot in self.slots.values() if slot.worker is not None)))
         self.records.beats([slot.worker for slot in self.slots.values() if slot.worker is not None])
 
     async def _measure(self, plain: dict[int, Worker]) -> None:

@@ -34,6 +34,9 @@ class Tenant(Protocol):
     def heard(self, worker: Worker, frame: Frame) -> None:
         """The worker said something that is not the lifecycle's."""
 
+    def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
+        """The worker printed lines under a label of its own (see `process.LABEL`)."""
+
     def busy(self, worker: Worker) -> bool:
         """Whether the worker still has something to finish."""
 
@@ -53,6 +56,8 @@ class Nothing:
     def ready(self, worker: Worker) -> None: ...
 
     def heard(self, worker: Worker, frame: Frame) -> None: ...
+
+    def output(self, worker: Worker, label: str, lines: list[bytes]) -> None: ...
 
     def busy(self, worker: Worker) -> bool:
         return False

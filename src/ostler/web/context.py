@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
@@ -12,6 +12,9 @@ from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
+
+if TYPE_CHECKING:
+    from ostler.web.metrics import Metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,4 +31,5 @@ class Context:
     tasks: dict[str, dict[str, Any]]
     url: str
     lanes: list[Lane]
+    metrics: Metrics
     started_at: int = field(default_factory=now_ms)

@@ -31,7 +31,7 @@ class Gateway:
     async def enqueue(self, task: str, args: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Check and store a job durably; the job as `GET /api/v1/jobs/{id}` shows it."""
         job = prepare(self._context.tasks, task, args, self.settings.max_payload, **options)
-        stored = await self._context.intake.enqueue(job)
+        stored, _ = await self._context.intake.enqueue(job)
         return await self.job(stored)
 
     async def job(self, job: int) -> dict[str, Any]:

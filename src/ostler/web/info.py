@@ -58,6 +58,7 @@ def router(context: Context) -> APIRouter:
                 "worker_enabled": supervisor.enabled,
                 "stopping": supervisor.stopping,
                 "running": context.dispatcher.running(),
+                "backpressure": {"reason": context.dispatcher.pressure, "pauses": context.dispatcher.pauses},
                 "pools": pool_views(context),
                 "queues": {
                     q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")}
@@ -92,6 +93,9 @@ def condition(context: Context) -> tuple[str, list[str]]:
         if bad:
             all_failed = all(slot.status is Status.FAILED for slot in pool.slots)
             worst = "error" if all_failed or worst == "error" else "degraded"
+    if context.supervisor.records.degraded:
+        errors.append("HEARTBEAT_DEGRADED: more than three beats in a row could not be written")
+        worst = "error"
     for lane in context.lanes:
         if lane.trouble_since is not None:
             errors.append(f"the store has not answered for {time.monotonic() - lane.trouble_since:.0f} s")

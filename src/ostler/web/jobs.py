@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.producer import prepare
 from ostler.store import now_ms
-from ostler.store.rows import JobStatus
+from ostler.store.rows import JobStatus, NewJob
 from ostler.web.context import Context
 from ostler.web.errors import in_words
 from ostler.web.render import JSONResponse
@@ -29,6 +29,10 @@ class EnqueueRequest(BaseModel):
     timeout: StrictInt | StrictFloat | None = Field(None, description="seconds")
     priority: StrictInt | None = Field(None, description="higher runs first")
     delay: StrictInt | StrictFloat | None = Field(None, ge=0, le=1e9, description="seconds from now")
+    unique_key: StrictStr | None = Field(None, description="one job of this task for each key, while it is live")
+    unique_for: StrictInt | StrictFloat | None = Field(None, description="… or for so many seconds")
+    limit_key: StrictStr | None = Field(None, description="jobs with the same key: at most limit_max run at once")
+    limit_max: StrictInt | None = None
     run_at: StrictInt | None = Field(None, ge=0, le=10**14, description="milliseconds UTC; not before")
 
 
@@ -66,6 +70,7 @@ class JobView(BaseModel):
     node: str | None
     cancel_requested: bool
     run_at: int | None
+    batch: int | None
     created_at: int
     started_at: int | None
     finished_at: int | None
@@ -92,32 +97,25 @@ def router(context: Context) -> APIRouter:
     @routes.post("", status_code=201, response_model=JobDetail, openapi_extra=body, summary="Store a job")
     async def enqueue(request: Request) -> JSONResponse:
         """When this answers 201, the job survives a power cut. On any error nothing was stored."""
-        wanted = _parse(await _read(request, context.settings.max_payload + _ENVELOPE))
-        run_at = wanted.run_at if wanted.delay is None else now_ms() + int(wanted.delay * 1000)
-        job = prepare(
-            context.tasks,
-            wanted.task,
-            wanted.args,
-            context.settings.max_payload,
-            attempts=wanted.attempts,
-            timeout=wanted.timeout,
-            priority=wanted.priority,
-            run_at=run_at,
-        )
-        job_id = await context.intake.enqueue(job)
-        return JSONResponse(
-            await context.reader.call(lambda store: store.jobs.get(job_id)), 201, {"Location": f"/api/v1/jobs/{job_id}"}
-        )
+        wanted = parse(EnqueueRequest, await read(request, context.settings.max_payload + _ENVELOPE))
+        job_id, new = await context.intake.enqueue(prepared(context, wanted))
+        job = await context.reader.call(lambda store: store.jobs.get(job_id))
+        # Of a unique job that was there already, that one is shown, with 200.
+        return JSONResponse({**job, "duplicate": not new}, 201 if new else 200, {"Location": f"/api/v1/jobs/{job_id}"})
 
     @routes.get("", response_model=JobPage, summary="List jobs, newest first")
     async def listing(
         status: JobStatus | None = None,
         queue: str | None = None,
+        task: str | None = None,
+        code: str | None = None,
+        batch: int | None = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         cursor: Annotated[int | None, Query(ge=0)] = None,
     ) -> JSONResponse:
+        filters: dict[str, Any] = {"status": status, "queue": queue, "task": task, "code": code, "batch": batch}
         jobs, following = await context.reader.call(
-            lambda store: store.jobs.list(status=status, queue=queue, limit=limit, cursor=cursor)
+            lambda store: store.jobs.list(**filters, limit=limit, cursor=cursor)
         )
         return JSONResponse({"jobs": jobs, "next": following})
 
@@ -146,19 +144,31 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
-async def _read(request: Request, limit: int) -> bytes:
+def prepared(context: Context, wanted: EnqueueRequest) -> NewJob:
+    """The job that a request asks for, checked; raises InputError."""
+    options = wanted.model_dump(exclude={"task", "args", "delay"}, exclude_none=True)
+    if wanted.delay is not None:
+        options["run_at"] = now_ms() + int(wanted.delay * 1000)
+    return prepare(context.tasks, wanted.task, wanted.args, context.settings.max_payload, **options)
+
+
+async def read(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is too large."""
     data = bytearray()
     async for chunk in request.stream():
         data += chunk
         if len(data) > limit:
             raise PayloadTooLarge(
-                f"the request is larger than max_payload ({limit - _ENVELOPE} bytes) allows; pass a path or key instead"
+                f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
             )
     return bytes(data)
 
 
-def _parse(data: bytes) -> EnqueueRequest:
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def parse(model: type[Model], data: bytes) -> Model:
+    """The body as a model; raises BadArguments in words."""
     try:
         value = json.loads(data, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
@@ -166,7 +176,7 @@ def _parse(data: bytes) -> EnqueueRequest:
     if not isinstance(value, dict):
         raise BadArguments('the request must be an object such as {"task": "name", "args": {}}')
     try:
-        return EnqueueRequest.model_validate(value)
+        return model.model_validate(value)
     except ValidationError as error:
         raise BadArguments(in_words(error.errors())) from error
 

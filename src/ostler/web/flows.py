@@ -1,0 +1,109 @@
+"""Many jobs at once: bulk enqueue, bulk cancel and retry by filter, batches, schedules, and what a job printed."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from ostler.errors import BadArguments
+from ostler.jobs.logs import JobLogs
+from ostler.store import now_ms
+from ostler.store.rows import JobStatus
+from ostler.web.context import Context
+from ostler.web.jobs import EnqueueRequest, parse, prepared, read
+from ostler.web.render import JSONResponse
+
+_MOST = 10_000
+
+
+class BulkRequest(BaseModel):
+    """Jobs to store, all or none."""
+
+    model_config = ConfigDict(extra="forbid")
+    jobs: list[EnqueueRequest] = Field(max_length=_MOST)
+
+
+class Filter(BaseModel):
+    """Which jobs are meant. At least one condition, so that nobody means all of them by accident."""
+
+    model_config = ConfigDict(extra="forbid")
+    status: JobStatus | None = None
+    queue: str | None = None
+    task: str | None = None
+    code: str | None = Field(None, description="the code of the job's error, such as TOXIC")
+    batch: int | None = None
+    limit: int = Field(1000, ge=1, le=_MOST)
+
+    def conditions(self) -> dict[str, Any]:
+        found = self.model_dump(exclude={"limit"}, exclude_none=True)
+        if not found:
+            raise BadArguments("name at least one of status, queue, task, code, batch")
+        return found
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["jobs"])
+    patience = context.settings.store_patience
+
+    @routes.post("/jobs/bulk", status_code=201, summary="Store many jobs: all or none")
+    async def bulk(request: Request) -> JSONResponse:
+        wanted = parse(BulkRequest, await read(request, 64 * 1024 * 1024))
+        jobs = [prepared(context, job) for job in wanted.jobs]
+        ids = (
+            await context.writer.call(lambda store: store.jobs.enqueue(jobs, now_ms()), patience=patience)
+            if jobs
+            else []
+        )
+        context.dispatcher.ring()
+        return JSONResponse({"ids": ids}, 201)
+
+    @routes.post("/jobs/cancel", summary="Cancel the jobs that a filter fits")
+    async def cancel(wanted: Filter) -> JSONResponse:
+        conditions = wanted.conditions()
+
+        def work(store: Any) -> tuple[list[int], list[int]]:
+            ids = store.jobs.matching(("queued", "processing"), wanted.limit, **conditions)
+            found = {job: store.jobs.cancel(job, now_ms()) for job in ids}
+            return list(found), [job for job, status in found.items() if status == JobStatus.PROCESSING]
+
+        ids, running = await context.writer.call(work, patience=patience)
+        for job in running:
+            context.dispatcher.cancel(job)
+        return JSONResponse({"cancelled": len(ids), "ids": ids})
+
+    @routes.post("/jobs/retry", summary="Put the ended jobs that a filter fits back into their queues")
+    async def retry(wanted: Filter) -> JSONResponse:
+        """Without a status, failed ones: this is how dead letters are redriven."""
+        conditions = wanted.conditions()
+        statuses = (conditions.pop("status", JobStatus.FAILED),)
+        if statuses[0] not in ("failed", "cancelled", "done"):
+            raise BadArguments(f"only failed, cancelled and done jobs can be retried, not {statuses[0]}")
+
+        def work(store: Any) -> list[int]:
+            ids: list[int] = store.jobs.matching(statuses, wanted.limit, **conditions)
+            for job in ids:
+                store.jobs.retry(job, now_ms())
+            return ids
+
+        ids = await context.writer.call(work, patience=patience)
+        context.dispatcher.ring()
+        return JSONResponse({"retried": len(ids), "ids": ids})
+
+    @routes.get("/jobs/{job}/logs", summary="What a job printed")
+    async def logs(job: int, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
+        await context.reader.call(lambda store: store.jobs.get(job))
+        found = JobLogs(context.settings.data_dir).read(job, lines)
+        return PlainTextResponse("".join(f"{line}\n" for line in found))
+
+    @routes.get("/batches/{batch}", summary="How far a batch is")
+    async def batch(batch: int) -> JSONResponse:
+        return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.get_batch(batch)))
+
+    @routes.get("/schedules", summary="All schedules with their next time")
+    async def schedules() -> JSONResponse:
+        return JSONResponse({"schedules": await context.reader.call(lambda store: store.jobs.flows.schedules())})
+
+    return routes

@@ -1,0 +1,93 @@
+"""Metrics for Prometheus (seed 002, R11): counted from events, gauges read when somebody asks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.responses import Response
+
+from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, WorkerMoved
+from ostler.store import now_ms
+from ostler.web.context import Context
+
+_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
+
+
+class Metrics:
+    """Listens to the bus from the node's start."""
+
+    def __init__(self, bus: Bus) -> None:
+        self.registry = CollectorRegistry()
+        counter = self._counter
+        self.heartbeats = counter("worker_heartbeats", "Beats of workers written to the store")
+        self.recovered = counter("worker_recovered_jobs", "Jobs that went back to the queue", ["reason"])
+        self.retries = counter("worker_retry_attempts", "Runs that failed and are tried again", ["code"])
+        self.duplicates = counter("worker_duplicate_skips", "Late results that were dropped because the claim was lost")
+        self.missed = counter("worker_atomic_acquire_fail", "Jobs picked for a claim that somebody else had by then")
+        self.pauses = counter("worker_pauses", "Pauses of claiming by backpressure")
+        self.ended = counter("ostler_runs", "Runs of jobs by how they ended", ["task", "queue", "event"])
+        self.crashes = counter("ostler_worker_crashes", "Crashes of workers", ["pool"])
+        self.restarts = counter("ostler_worker_starts", "Starts of workers", ["pool"])
+        self.durations = Histogram(
+            "ostler_run_seconds", "Duration of runs", ["task"], buckets=_BUCKETS, registry=self.registry
+        )
+        self.inflight = Gauge("worker_inflight_jobs", "Jobs that run now", registry=self.registry)
+        self.depth = Gauge("ostler_queue_jobs", "Jobs by queue and status", ["queue", "status"], registry=self.registry)
+        self.oldest = Gauge(
+            "ostler_queue_oldest_seconds", "Age of the oldest ready job", ["queue"], registry=self.registry
+        )
+        self.workers = Gauge("ostler_workers", "Workers by pool and status", ["pool", "status"], registry=self.registry)
+        bus.listen(self._heard)
+
+    def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
+        return Counter(name, text, labels or [], registry=self.registry)
+
+    def _heard(self, event: Any) -> None:
+        match event:
+            case JobEnded(_, task, queue, _, name, seconds, code):
+                self.ended.labels(task, queue, name).inc()
+                self.durations.labels(task).observe(seconds)
+                if name == "requeued:retry":
+                    self.retries.labels(code or "ERROR").inc()
+                elif name.startswith("requeued:"):
+                    self.recovered.labels(name.removeprefix("requeued:")).inc()
+            case Recovered(jobs, reason):
+                self.recovered.labels(reason).inc(jobs)
+            case Beats(count):
+                self.heartbeats.inc(count)
+            case ClaimLost():
+                self.duplicates.inc()
+            case ClaimMissed(count):
+                self.missed.inc(count)
+            case Backpressure():
+                self.pauses.inc()
+            case WorkerMoved(component, status=status):
+                pool = component.split(":")[1]
+                if status == "crashed":
+                    self.crashes.labels(pool).inc()
+                elif status == "starting":
+                    self.restarts.labels(pool).inc()
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(tags=["node"])
+    metrics = context.metrics
+
+    @routes.get("/metrics", summary="Metrics for Prometheus")
+    async def read() -> Response:
+        depths, oldest = await context.reader.call(lambda store: (store.jobs.depths(), store.jobs.oldest()))
+        metrics.inflight.set(context.dispatcher.running())
+        for gauge in (metrics.depth, metrics.oldest, metrics.workers):
+            gauge.clear()
+        for queue in {*depths, *(t["queue"] for t in context.tasks.values())}:
+            for status in ("queued", "scheduled", "processing", "failed", "cancelled"):
+                metrics.depth.labels(queue, status).set(depths.get(queue, {}).get(status, 0))
+            metrics.oldest.labels(queue).set(max(0, now_ms() - oldest[queue]) / 1000 if queue in oldest else 0)
+        for slot in context.supervisor.slots.values():
+            metrics.workers.labels(slot.pool.spec.name, slot.status).inc()
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return routes
