@@ -27,7 +27,8 @@ _COMMANDS = {
     "restart": "workers",
     "reset": "workers",
     "kill": "workers",
-    "logs": "workers",
+    "logs": "logs",
+    "schedules": "jobs",
 }
 
 

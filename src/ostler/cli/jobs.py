@@ -94,6 +94,8 @@ def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str
 @click.argument("job", type=int, required=False)
 @click.option("--status", type=click.Choice(["queued", "processing", *_ENDED]), help="Only jobs with this status.")
 @click.option("--queue", help="Only jobs of this queue.")
+@click.option("--task", help="Only jobs of this task.")
+@click.option("--code", help="Only jobs whose error has this code.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--cursor", type=int, help="Go on below this id.")
 @click.option("--watch", is_flag=True, help="Follow the job to its end, with a progress bar.")
@@ -103,6 +105,8 @@ def jobs(
     job: int | None,
     status: str | None,
     queue: str | None,
+    task: str | None,
+    code: str | None,
     limit: int,
     cursor: int | None,
     watch: bool,
@@ -120,7 +124,7 @@ def jobs(
             found = opened.jobs.get(job)
             show.as_json(found) if json_ else _detail(found)
             return
-        page, following = opened.jobs.list(status=status, queue=queue, limit=limit, cursor=cursor)
+        page, following = opened.jobs.list(status=status, queue=queue, task=task, code=code, limit=limit, cursor=cursor)
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
@@ -195,29 +199,82 @@ def _watch(known: Settings, job: int) -> int:
     return 0 if found["status"] == "done" else 1
 
 
-@click.command()
-@click.argument("job", type=int)
-@where
-def cancel(job: int, data: str | None, store: str | None, file: Path | None) -> None:
-    """Cancel JOB: a queued one at once, a running one by asking, then by signals."""
-    known = settings(data, store, file)
-    with client.writable_store(known) as opened:
-        found = opened.jobs.cancel(job, now_ms())
-    if found == "processing":
-        if client.node_url(known):
-            client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
-        print(f"job {job} is running and was asked to stop")
-    else:
-        print(f"job {job} is cancelled")
+def _filter(function: Any) -> Any:
+    for option in (
+        click.option("--queue", help="All jobs of this queue."),
+        click.option("--task", help="All jobs of this task."),
+        click.option("--code", help="All jobs whose error has this code, such as TOXIC."),
+        click.option("--batch", type=int, help="All jobs of this batch."),
+    ):
+        function = option(function)
+    return function
+
+
+def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
+    given = {k: v for k, v in filters.items() if v is not None}
+    if bool(jobs) == bool(given):
+        raise BadArguments("name jobs by id, or all that fit a filter (--queue, --task, --code, --batch, --status)")
+    return given
 
 
 @click.command()
-@click.argument("job", type=int)
+@click.argument("jobs", type=int, nargs=-1)
+@_filter
 @where
-def retry(job: int, data: str | None, store: str | None, file: Path | None) -> None:
-    """Put JOB, which has ended, back into its queue with a fresh budget."""
+def cancel(jobs: tuple[int, ...], data: str | None, store: str | None, file: Path | None, **filters: Any) -> None:
+    """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
     known = settings(data, store, file)
+    given = _chosen(jobs, filters)
     with client.writable_store(known) as opened:
-        queue = opened.jobs.retry(job, now_ms())
+        for job in jobs or opened.jobs.matching(("queued", "processing"), 100_000, **given):
+            if opened.jobs.cancel(job, now_ms()) == "processing":
+                if client.node_url(known):
+                    client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
+                print(f"job {job} is running and was asked to stop")
+            else:
+                print(f"job {job} is cancelled")
+
+
+@click.command()
+@click.argument("jobs", type=int, nargs=-1)
+@click.option(
+    "--status", type=click.Choice(["failed", "cancelled", "done"]), help="With a filter: which ones (default: failed)."
+)
+@_filter
+@where
+def retry(
+    jobs: tuple[int, ...], status: str | None, data: str | None, store: str | None, file: Path | None, **filters: Any
+) -> None:
+    """Put ended JOBS, or all failed ones that fit a filter, back into their queues with a fresh budget."""
+    known = settings(data, store, file)
+    given = _chosen(jobs, {**filters, "status": status})
+    given.pop("status", None)
+    with client.writable_store(known) as opened:
+        for job in jobs or opened.jobs.matching((status or "failed",), 100_000, **given):
+            print(f"job {job} is queued in {opened.jobs.retry(job, now_ms())} again")
         ring(opened.db.path.parent)
-    print(f"job {job} is queued in {queue} again")
+
+
+@click.command()
+@where
+@as_json
+def schedules(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+    """Schedules with their last and next time."""
+    with client.open_store(settings(data, store, file)) as opened:
+        found = opened.jobs.flows.schedules()
+    if json_:
+        show.as_json({"schedules": found})
+        return
+    rows = [
+        (
+            s["name"],
+            s["spec"],
+            s["zone"],
+            s["step"]["task"],
+            show.moment(s["next_at"]),
+            show.ago(s["last_at"]),
+            s["last_job"],
+        )
+        for s in found
+    ]
+    show.table(("schedule", "cron", "zone", "task", "next", "last", ">job"), rows, "no schedules")

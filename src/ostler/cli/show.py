@@ -74,3 +74,8 @@ def span(seconds: float) -> str:
 def clock(at: int) -> str:
     """The local time of day with milliseconds."""
     return time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03d}"
+
+
+def moment(at: int) -> str:
+    """A local date and time."""
+    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))

@@ -128,22 +128,3 @@ def _flag(name: str, help_: str) -> click.Command:
 
 pause = _flag("pause", "Workers of POOL (default: all) stay alive and take nothing new.")
 resume = _flag("resume", "Workers of POOL (default: all) take work again; stopped ones start, failed ones do not.")
-
-
-@click.command()
-@click.argument("worker")
-@click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
-@where
-def logs(worker: str, lines: int, data: str | None, store: str | None, file: Path | None) -> None:
-    """The last output of WORKER, such as worker:tag:0."""
-    known = settings(data, store, file)
-    pool, _, number = worker.removeprefix("worker:").rpartition(":")
-    folder = known.data_dir / "logs"
-    path = folder / f"{pool}-{number}.log"
-    if not pool or not path.exists():
-        have = ", ".join(
-            sorted(f"worker:{p.stem.rpartition('-')[0]}:{p.stem.rpartition('-')[2]}" for p in folder.glob("*.log"))
-        )
-        raise NotFound(f"there is no log of {worker!r}; there are: {have or 'none'}")
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]:
-        print(line)

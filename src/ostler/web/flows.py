@@ -13,7 +13,7 @@ from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus
 from ostler.web.context import Context
-from ostler.web.jobs import EnqueueRequest, parse, prepared, read
+from ostler.web.jobs import EnqueueRequest, body, parse, prepared, read
 from ostler.web.render import JSONResponse
 
 _MOST = 10_000
@@ -48,7 +48,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["jobs"])
     patience = context.settings.store_patience
 
-    @routes.post("/jobs/bulk", status_code=201, summary="Store many jobs: all or none")
+    @routes.post("/jobs/bulk", status_code=201, openapi_extra=body(BulkRequest), summary="Store many jobs: all or none")
     async def bulk(request: Request) -> JSONResponse:
         wanted = parse(BulkRequest, await read(request, 64 * 1024 * 1024))
         jobs = [prepared(context, job) for job in wanted.jobs]
@@ -60,8 +60,9 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring()
         return JSONResponse({"ids": ids}, 201)
 
-    @routes.post("/jobs/cancel", summary="Cancel the jobs that a filter fits")
-    async def cancel(wanted: Filter) -> JSONResponse:
+    @routes.post("/jobs/cancel", openapi_extra=body(Filter), summary="Cancel the jobs that a filter fits")
+    async def cancel(request: Request) -> JSONResponse:
+        wanted = parse(Filter, await read(request, 65_536))
         conditions = wanted.conditions()
 
         def work(store: Any) -> tuple[list[int], list[int]]:
@@ -74,9 +75,14 @@ def router(context: Context) -> APIRouter:
             context.dispatcher.cancel(job)
         return JSONResponse({"cancelled": len(ids), "ids": ids})
 
-    @routes.post("/jobs/retry", summary="Put the ended jobs that a filter fits back into their queues")
-    async def retry(wanted: Filter) -> JSONResponse:
+    @routes.post(
+        "/jobs/retry",
+        openapi_extra=body(Filter),
+        summary="Put the ended jobs that a filter fits back into their queues",
+    )
+    async def retry(request: Request) -> JSONResponse:
         """Without a status, failed ones: this is how dead letters are redriven."""
+        wanted = parse(Filter, await read(request, 65_536))
         conditions = wanted.conditions()
         statuses = (conditions.pop("status", JobStatus.FAILED),)
         if statuses[0] not in ("failed", "cancelled", "done"):

@@ -1,0 +1,207 @@
+"""For tests of your own jobs: run them here and now, with a clock that you move, and with deaths where you want them.
+
+    from ostler.testing import Bench, kill_at
+
+    def test_a_clip_survives_a_crash():
+        with Bench(app) as bench:
+            job = bench.enqueue(cut, source="a.mp4", start=0, end=2)
+            with kill_at("source:ready"):
+                bench.run()                     # dies there, like a worker that was killed
+            bench.run()
+            assert bench.job(job)["status"] == "done"
+            assert bench.job(job)["crashes"] == 1
+
+The store is a real one in a temporary directory, and what follows from each end is decided by the code that a node runs; only
+the process is missing: the function runs in the test's own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import json
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from ostler.app import Ostler, Task
+from ostler.flows import JobId, Step
+from ostler.jobs import schedule, verdict
+from ostler.jobs.handle import Job
+from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
+from ostler.jobs.verdict import Policy, Ran
+from ostler.store import Store
+from ostler.store.flows import step_of
+from ostler.store.rows import Claim, Finish, Note, Requeue, Turn
+
+_NODE, _WORKER = "bench", "worker:bench:0"
+
+
+class Killed(BaseException):
+    """What `kill_at` raises inside the job: nothing that a job catches by accident."""
+
+
+_deaths: list[str] = []
+
+
+@contextlib.contextmanager
+def kill_at(event: str) -> Iterator[None]:
+    """Let the next job that reports this event (or the stage of a progress) die right there."""
+    _deaths.append(event)
+    try:
+        yield
+    finally:
+        if event in _deaths:
+            _deaths.remove(event)
+
+
+class Bench:
+    """An app's jobs without a node. `now` is the clock, in seconds; `advance` moves it."""
+
+    def __init__(self, app: Ostler, *, now: float = 1_700_000_000.0, crash_limit: int = 2) -> None:
+        self.app, self.now = app, now
+        self._policy = Policy(crash_limit=crash_limit)
+        self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
+        self._saved: dict[str, str | None] = {}
+
+    def __enter__(self) -> Self:
+        folder = Path(self._folder.name)
+        for name, value in {"OSTLER_DATA": str(folder), "OSTLER_STORE": "", "OSTLER_RESULTS": ""}.items():
+            self._saved[name] = os.environ.get(name)
+            os.environ[name] = value
+        self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
+        self.store = Store.open("", folder, durable=False)
+        schedules = [
+            {
+                "name": n,
+                "spec": s,
+                "zone": z,
+                "step": step_of(step.prepared()),
+                "next_at": schedule.following(s, z, self._ms()),
+            }
+            for n, (s, z, step) in self.app.schedules.items()
+        ]
+        self.store.jobs.flows.declare_schedules(schedules)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self.app._producer is not None:  # noqa: SLF001
+            self.app.producer.close()
+        self.app._producer = self._producer  # noqa: SLF001
+        self.store.close()
+        for name, value in self._saved.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+        self._folder.cleanup()
+
+    def _ms(self) -> int:
+        return int(self.now * 1000)
+
+    # ---- what a test does
+
+    def enqueue(self, task: Task[..., Any], **args: Any) -> JobId:
+        """Store a job at the bench's time."""
+        return self.put(task.s(**args))
+
+    def put(self, step: Step) -> JobId:
+        """Store a step at the bench's time."""
+        return JobId(self.store.jobs.enqueue([step.prepared()], self._ms())[0])
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock; schedules whose time has come store their jobs."""
+        self.now += seconds
+        self.store.jobs.flows.fire(self._ms(), schedule.following)
+
+    def run(self, most: int = 1000) -> int:
+        """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""
+        for count in range(most):
+            if not self.step():
+                return count
+        return most
+
+    def step(self) -> bool:
+        """Run the next ready job, if there is one."""
+        queues = sorted({task.queue for task in self.app.tasks.values()})
+        for queue in queues:
+            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}))
+            if taken.claims:
+                return self._one(taken.claims[0])
+        return False
+
+    def job(self, job: int) -> dict[str, Any]:
+        """The job with its timeline."""
+        return self.store.jobs.get(job)
+
+    def events(self, job: int) -> list[str]:
+        """The names of its timeline."""
+        return [event["name"] for event in self.store.jobs.events(job)]
+
+    # ---- how it is run
+
+    def _one(self, claim: Claim) -> bool:
+        notes: list[Note] = []
+        died = False
+        began = self._ms()
+
+        def say(
+            _kind: str, job: int, fence: int, event: str, progress: float | None, stage: str | None, data: Any
+        ) -> None:
+            notes.append(
+                Note(job, fence, event, self._ms(), progress, stage, None if data is None else json.dumps(data))
+            )
+            for name in (event, stage):
+                if name in _deaths:
+                    _deaths.remove(name)
+                    raise Killed(name)
+
+        job = Job(claim.id, claim.task, claim.attempt, claim.crashes, claim.fence, say)
+        job._holds = lambda: self.store.jobs.holds(claim.id, claim.fence)  # noqa: SLF001
+        result: Callable[[Ran], Finish | Requeue]
+        try:
+            value = self._call(claim, job)
+            text = json.dumps(value, allow_nan=False)
+            result = lambda ran: verdict.done(ran, text)  # noqa: E731
+        except Killed as death:
+            died = True
+            where = str(death)
+            result = lambda ran: verdict.crashed(ran, "signal", f"SIGKILL at {where}", self._policy)  # noqa: E731
+        except BaseException as error:
+            if isinstance(error, KeyboardInterrupt):
+                raise
+            result = self._failure(error)
+        end = result(Ran(claim, began, self._ms()))
+        job._settle(success=isinstance(end, Finish) and end.status == "done")  # noqa: SLF001
+        finishes, requeues = ([end], []) if isinstance(end, Finish) else ([], [end])
+        self.store.jobs.turn(Turn(_NODE, self._ms(), notes, finishes, requeues))
+        return not died
+
+    def _call(self, claim: Claim, job: Job) -> Any:
+        task = self.app.tasks[claim.task]
+        values = json.loads(claim.args)
+        if inspect.iscoroutinefunction(task.function):
+            return asyncio.run(task.function(job, **values))
+        return task.function(job, **values)
+
+    def _failure(self, error: BaseException) -> Callable[[Ran], Finish | Requeue]:
+        trace = "".join(traceback.format_exception(error))
+        match error:
+            case Fail():
+                what = {"code": error.code, "message": str(error)}
+                return lambda ran: verdict.failed(ran, what)
+            case Cancel() | Cancelled():
+                return verdict.cancelled
+            case Snooze():
+                return lambda ran: verdict.snoozed(ran, error.after)
+            case _:
+                what = {"code": "ERROR", "message": f"{type(error).__name__}: {error}", "traceback": trace}
+                after = error.after if isinstance(error, Retry) else None
+                return lambda ran: verdict.transient(ran, what, self._policy, after)

@@ -1,0 +1,117 @@
+"""ostler.testing: a user's own tests of recovery."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ostler import Fail, Job, Ostler, Snooze
+from ostler.testing import Bench, kill_at
+
+app = Ostler()
+
+
+@app.job(queue="clips", attempts=3, backoff=(10, 60))
+def cut(job: Job, name: str, fail: int = 0) -> str:
+    key = f"{job.id}/{name}"
+    if job.published(key):
+        return "found"
+    (job.scratch / name).write_text("clip")
+    job.event("source:ready")
+    if job.attempt <= fail:
+        raise OSError("storage is away")
+    job.progress(50, "cutting")
+    job.publish(job.scratch / name, key)
+    job.event("published")
+    return "cut"
+
+
+@app.job(queue="clips")
+async def later(job: Job) -> str:
+    if job.attempt == 1:
+        raise Snooze(60)
+    return "now"
+
+
+@app.job(queue="clips")
+def never(job: Job) -> None:
+    raise Fail("VALIDATION", "no")
+
+
+@app.job(queue="clips", cron="0 * * * *")
+def hourly(job: Job) -> None: ...
+
+
+def test_a_job_runs_inline() -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(cut, name="a")
+        assert bench.run() == 1
+        assert bench.job(job)["result"] == "cut"
+        assert bench.events(job) == [
+            "created",
+            "processing",
+            "source:ready",
+            "progress",
+            "uploaded",
+            "published",
+            "done",
+        ]
+
+
+def test_a_death_before_the_publish_runs_again_and_after_it_short_circuits() -> None:
+    with Bench(app) as bench:
+        first, second = bench.enqueue(cut, name="a"), bench.enqueue(cut, name="b")
+        with kill_at("source:ready"):
+            bench.run()
+        assert (bench.job(first)["status"], bench.job(first)["crashes"]) == ("queued", 1)
+        with kill_at("published"):
+            bench.run()
+        bench.run()
+        assert bench.job(first)["result"] == "found"
+        assert bench.job(second)["result"] == "cut"
+        assert bench.events(first).count("uploaded") == 1
+
+
+def test_three_deaths_are_toxic() -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(cut, name="a")
+        for _ in range(3):
+            with kill_at("cutting"):
+                bench.run()
+        assert bench.job(job)["error"]["code"] == "TOXIC"
+
+
+def test_the_clock_is_the_tests_own() -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(cut, name="a", fail=1)
+        assert bench.run() == 1
+        bench.advance(9.9)
+        assert bench.run() == 0
+        bench.advance(0.2)
+        assert bench.run() == 1
+        assert bench.job(job)["attempt"] == 2
+        snoozed = bench.enqueue(later)
+        bench.run()
+        assert bench.events(snoozed)[-1] == "snoozed"
+        bench.advance(61)
+        bench.run()
+        assert bench.job(snoozed)["result"] == "now"
+
+
+def test_failures_and_schedules() -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(never)
+        bench.run()
+        assert bench.job(job)["error"]["code"] == "VALIDATION"
+        bench.advance(3600)
+        assert bench.run() == 1
+
+
+def test_the_bench_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OSTLER_DATA", str(tmp_path))
+    with Bench(app) as bench:
+        bench.enqueue(cut, name="a")
+        bench.run()
+    import os
+
+    assert os.environ["OSTLER_DATA"] == str(tmp_path)
+    assert list(tmp_path.iterdir()) == []

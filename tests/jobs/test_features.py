@@ -1,0 +1,248 @@
+"""What users of other queues expect, on real workers."""
+
+from __future__ import annotations
+
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Node, until
+
+APP = Path(__file__).resolve().parent.parent / "featured.py"
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    sizes = [f for pool in ("narrow=4", "keys=4", "slow=2", "work=2") for f in ("--pool", pool)]
+    running = Node(tmp_path_factory.mktemp("features") / "data", APP, *sizes).start()
+    yield running
+    running.stop()
+
+
+def python(node: Node, code: str) -> str:
+    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(APP.parent)}
+    return subprocess.run(
+        [sys.executable, "-c", f"from featured import *\n{code}"], capture_output=True, text=True, env=env, check=True
+    ).stdout
+
+
+def test_a_queue_and_a_key_run_no_more_at_once_than_allowed(node: Node, tmp_path: Path) -> None:
+    jobs = [node.enqueue("hold", folder=str(tmp_path)) for _ in range(12)]
+    assert max(node.wait_job(j)["result"] for j in jobs) <= 2
+    users = [node.enqueue("per_user", user=u, folder=str(tmp_path)) for _ in range(5) for u in ("ann", "bob")]
+    assert max(node.wait_job(j)["result"] for j in users) == 1
+
+
+def test_a_rate_is_kept(node: Node) -> None:
+    jobs = [node.enqueue("begin") for _ in range(12)]
+    times = sorted(node.wait_job(j)["result"] for j in jobs)
+    # a burst of 5, then 5 a second: the twelfth cannot have begun before 7 / 5 s
+    assert times[-1] - times[0] >= 1.3
+
+
+def test_a_unique_job_is_stored_once_over_http_and_from_python(node: Node) -> None:
+    node.post("/api/v1/pools/work/pause")
+    status, first = node.post("/api/v1/jobs", {"task": "once", "args": {"name": "a"}})
+    assert (status, first["duplicate"]) == (201, False)
+    status, again = node.post("/api/v1/jobs", {"task": "once", "args": {"name": "a", "other": 5}})
+    assert (status, again["id"], again["duplicate"]) == (200, first["id"], True)
+    assert int(python(node, "print(int(once.enqueue(name='a')))")) == first["id"]
+    assert int(python(node, "print(int(double.options(unique_key='k').enqueue(x=1)))")) == int(
+        python(node, "print(int(double.options(unique_key='k').enqueue(x=2)))")
+    )
+    node.post("/api/v1/pools/work/resume")
+    node.wait_job(first["id"])
+    assert node.post("/api/v1/jobs", {"task": "once", "args": {"name": "a"}})[0] == 201
+
+
+def test_bulk_enqueue_is_all_or_none(node: Node) -> None:
+    status, answer = node.post(
+        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(2000)]}
+    )
+    assert (status, len(answer["ids"])) == (201, 2000)
+    assert [node.wait_job(i)["result"] for i in answer["ids"][-3:]] == [3994, 3996, 3998]
+    newest = node.get("/api/v1/jobs?limit=1")[1]["jobs"][0]["id"]
+    status, answer = node.post(
+        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": 1}}, {"task": "double", "args": {"x": "no"}}]}
+    )
+    assert status == 422
+    assert node.get("/api/v1/jobs?limit=1")[1]["jobs"][0]["id"] == newest
+    ids = python(node, "print(*map(int, double.enqueue_many({'x': n} for n in range(3))))").split()
+    assert [node.wait_job(int(i))["result"] for i in ids] == [0, 2, 4]
+
+
+def test_a_chain_passes_results_on(node: Node) -> None:
+    first = int(
+        python(node, "print(int(double.s(x=3).then(double.s(), into='x').then(double.s(), into='x').enqueue()))")
+    )
+    assert node.wait_job(first)["result"] == 6
+    until(
+        lambda: [j["result"] for j in node.get("/api/v1/jobs?task=double&limit=2&status=done")[1]["jobs"]] == [24, 12],
+        "the chain's end",
+    )
+
+
+def test_a_batch_reports_when_all_have_ended(node: Node) -> None:
+    batch = int(
+        python(
+            node,
+            "print(int(app.batch([double.s(x=1), fails.s(), double.s(x=2).then(double.s(), into='x')], then=report.s(), into='summary')))",
+        )
+    )
+    found = until(lambda: (b := node.get(f"/api/v1/batches/{batch}")[1])["callback_job"] and b, "the callback")
+    assert node.wait_job(found["callback_job"])["result"] == {"batch": batch, "total": 3, "failed": 1}
+    assert node.get("/api/v1/batches/99999")[0] == 404
+
+
+def test_snooze_costs_no_attempt(node: Node) -> None:
+    job = node.wait_job(node.enqueue("snoozes", options={"attempts": 1}))
+    assert (job["result"], job["attempt"]) == (3, 3)
+    assert node.events(job["id"]).count("snoozed") == 2
+
+
+def test_dead_letters_are_redriven_and_queued_jobs_cancelled_by_filter(node: Node) -> None:
+    jobs = [node.enqueue("fails") for _ in range(3)]
+    for job in jobs:
+        assert node.wait_job(job)["status"] == "failed"
+    assert node.post("/api/v1/jobs/retry", {})[0] == 422
+    status, answer = node.post("/api/v1/jobs/retry", {"task": "fails", "code": "RETRIES_EXHAUSTED"})
+    assert (status, set(jobs) <= set(answer["ids"])) == (200, True)
+    assert all(node.wait_job(j, "failed")["attempt"] == 2 for j in jobs)
+    node.post("/api/v1/pools/work/pause")
+    waiting = [node.enqueue("double", x=1) for _ in range(4)]
+    assert set(node.post("/api/v1/jobs/cancel", {"queue": "work", "status": "queued"})[1]["ids"]) >= set(waiting)
+    node.post("/api/v1/pools/work/resume")
+    assert all(node.job(j)["status"] == "cancelled" for j in waiting)
+
+
+def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
+    good, bad = node.wait_job(node.enqueue("scratches")), node.wait_job(node.enqueue("scratches", fail=True))
+    assert not Path(good["result"]).exists()
+    assert (node.folder / "scratch" / str(bad["id"]) / "1" / "big").stat().st_size == 1000
+    until(
+        lambda: (
+            f"job {bad['id']}, attempt 1 failed; its scratch is kept" in _logs(node) and "(1000 bytes)" in _logs(node)
+        ),
+        "its size in the log",
+    )
+
+
+def _logs(node: Node) -> str:
+    return "".join(p.read_text() for p in (node.folder / "logs").glob("work-*.log"))
+
+
+def test_an_artifact_is_published_once_and_short_circuits_a_second_run(node: Node) -> None:
+    job = node.wait_job(node.enqueue("publishes", die=True))
+    assert (job["status"], job["result"], job["crashes"]) == ("done", "found", 1)
+    assert node.events(job["id"]) == ["created", "processing", "uploaded", "requeued:crash", "processing", "done"]
+    folder = node.folder / "results" / str(job["id"])
+    assert sorted(p.name for p in folder.iterdir()) == ["out.txt", "out.txt.json"]
+    assert (folder / "out.txt").read_text() == "content"
+
+
+def test_a_run_that_lost_its_claim_cannot_publish(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1", app=APP, OSTLER_POLL_INTERVAL="3600")
+    job = node.enqueue("publishes", wait=str(tmp_path / "go"))
+    node.wait_running(job)
+    # somebody else decides about the job, and this node has not heard of it yet
+    with sqlite3.connect(node.folder / "ostler.db") as connection:
+        connection.execute("UPDATE jobs SET fence = fence + 1 WHERE id = ?", (job,))
+    connection.close()
+    (tmp_path / "go").touch()
+    until(lambda: f"job {job}: a late result was dropped" in node.log(), "its result to be refused")
+    assert not (node.folder / "results" / str(job)).exists()
+    assert node.job(job)["status"] == "processing"  # it is the other owner's to end
+
+
+def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
+    first, second = node.enqueue("talks", text="one"), node.enqueue("talks", text="two")
+    node.wait_job(first), node.wait_job(second)
+
+    def text(job: int) -> str:
+        with urllib.request.urlopen(f"{node.url}/api/v1/jobs/{job}/logs") as response:
+            return response.read().decode()
+
+    until(
+        lambda: text(first) == "python says one\na child says one\nto stderr\n", "the first job's lines, and no others"
+    )
+    until(lambda: text(second) == "python says two\na child says two\nto stderr\n", "the second's")
+    done = subprocess.run(
+        [sys.executable, "-m", "ostler", "logs", "--job", str(first), "-f", "--data", str(node.folder)],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert done.stdout == text(first)
+    assert "\x1e" not in _logs(node)
+
+
+def test_metrics_are_there_under_the_promised_names(node: Node) -> None:
+    node.wait_job(node.enqueue("double", x=1))
+    with urllib.request.urlopen(node.url + "/metrics") as response:
+        assert response.headers["content-type"].startswith("text/plain")
+        text = response.read().decode()
+    names = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert names >= {
+        "worker_heartbeats_total", "worker_recovered_jobs_total", "worker_retry_attempts_total", "worker_duplicate_skips_total",
+        "worker_atomic_acquire_fail_total", "worker_inflight_jobs", "worker_pauses_total", "ostler_queue_jobs", "ostler_queue_oldest_seconds",
+        "ostler_run_seconds", "ostler_worker_crashes_total", "ostler_worker_starts_total", "ostler_workers",
+    }  # fmt: skip
+    assert re.search(r'^ostler_runs_total\{event="done",queue="work",task="double"\} [1-9]', text, re.MULTILINE)
+    assert re.search(r"^worker_heartbeats_total [1-9]", text, re.MULTILINE)
+    assert re.search(r'^ostler_workers\{pool="work",status="healthy"\} 2', text, re.MULTILINE)
+
+
+def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "narrow=0", "--pool", "keys=0", "--pool", "slow=0", app=APP)
+    (found,) = node.get("/api/v1/schedules")[1]["schedules"]
+    assert (found["name"], found["zone"], found["last_job"]) == ("new_year", "Europe/Berlin", None)
+    node.stop()
+    with sqlite3.connect(node.folder / "ostler.db") as connection:
+        connection.execute("UPDATE schedules SET next_at = 1000")
+    connection.close()
+    node.start()
+    job = until(lambda: node.get("/api/v1/schedules")[1]["schedules"][0]["last_job"], "it to fire")
+    assert node.wait_job(job)["result"] == "happy"
+    assert len(node.get("/api/v1/jobs?task=new_year")[1]["jobs"]) == 1
+    assert (
+        "new_year"
+        in subprocess.run(
+            [sys.executable, "-m", "ostler", "schedules", "--data", str(node.folder)], capture_output=True, text=True
+        ).stdout
+    )
+
+
+def test_backpressure_pauses_the_claiming_and_says_why(make_node) -> None:
+    node = make_node(
+        "--pool",
+        "work=1",
+        app=APP,
+        OSTLER_HIGH_WATERMARK="3",
+        OSTLER_LOAD_THRESHOLD="0",
+        OSTLER_BACKPRESSURE_PAUSE="0.2",
+        OSTLER_POLL_INTERVAL="0.05",
+    )
+    node.post("/api/v1/pools/work/pause")
+    jobs = node.post("/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(20)]})[1]["ids"]
+    found = until(lambda: (b := node.get("/api/v1/info")[1]["backpressure"])["pauses"] and b, "a pause")
+    assert "more than 3 jobs wait and the load per core is" in found["reason"]
+    node.post("/api/v1/pools/work/resume")
+    assert all(node.wait_job(j)["status"] == "done" for j in jobs)
+    until(lambda: node.get("/api/v1/info")[1]["backpressure"]["reason"] is None, "it to end")
+
+
+def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
+    node = make_node("--pool", "work=1", app=APP, OSTLER_RETENTION="1", OSTLER_UPKEEP_INTERVAL="0.3")
+    job = node.enqueue("talks", text="x")
+    failed = node.enqueue("fails")
+    node.wait_job(failed)
+    path = node.folder / "logs" / "jobs" / "0" / f"{job}.log"
+    until(lambda: node.get(f"/api/v1/jobs/{job}")[0] == 404, "the job to be gone")
+    until(lambda: not path.exists(), "its log too")
+    assert node.job(failed)["status"] == "failed"

@@ -1,0 +1,243 @@
+"""Unique jobs, limits, rates, chains, batches, schedules, retention: what the store promises, with a fake clock."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from ostler.errors import ConfigError
+from ostler.jobs import schedule
+from ostler.store import Store
+from ostler.store.flows import step_of
+from ostler.store.limits import QueueLimit
+from ostler.store.rows import Finish, NewJob, Turn
+
+
+def job(**more) -> NewJob:
+    return NewJob(more.pop("task", "t"), more.pop("queue", "q"), more.pop("args", "{}"), **more)
+
+
+def claim(store: Store, count: int = 10, now: int = 1000, **limits: QueueLimit):
+    return store.jobs.turn(Turn("n", now, wants={"q": ["w"] * count}, limits=limits))
+
+
+def end(store: Store, c, status: str = "done", result: str = "null", now: int = 2000) -> None:
+    taken = store.jobs.turn(Turn("n", now, finishes=[Finish(c.id, c.fence, status, 1, now, status, result=result)]))
+    assert taken.lost == []
+
+
+# ---- unique
+
+
+def test_a_unique_job_is_stored_once_while_it_is_live(store: Store) -> None:
+    first = store.jobs.put([job(unique_key="k")], 1)
+    assert store.jobs.put([job(unique_key="k"), job(unique_key="other"), job()], 2) == [
+        (first[0][0], False),
+        (2, True),
+        (3, True),
+    ]
+    (c, *_) = claim(store).claims
+    assert store.jobs.put([job(unique_key="k")], 3)[0] == (c.id, False)
+    end(store, c)
+    assert store.jobs.put([job(unique_key="k")], 4)[0] == (4, True)
+
+
+def test_a_unique_job_can_hold_its_key_for_a_period(store: Store) -> None:
+    (held,) = store.jobs.enqueue([job(unique_key="k", unique_for=10)], 1000)
+    end(store, claim(store).claims[0])
+    assert store.jobs.put([job(unique_key="k", unique_for=10)], 10_999) == [(held, False)]
+    assert store.jobs.put([job(unique_key="k", unique_for=10)], 11_000) == [(2, True)]
+
+
+def test_unique_jobs_stay_unique_when_many_enqueue_at_once(store: Store, tmp_path: Path) -> None:
+    found: list[int] = []
+
+    def enqueue() -> None:
+        with Store.open("", tmp_path, durable=False) as own:
+            found.append(own.jobs.enqueue([job(unique_key="k")], 1)[0])
+
+    threads = [threading.Thread(target=enqueue) for _ in range(8)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert len(set(found)) == 1
+
+
+# ---- limits
+
+
+def test_a_queue_runs_no_more_at_once_than_it_allows(store: Store) -> None:
+    store.jobs.enqueue([job() for _ in range(5)], 1)
+    limit = QueueLimit(at_once=2)
+    first = claim(store, q=limit).claims
+    assert len(first) == 2
+    assert claim(store, q=limit).claims == []
+    end(store, first[0])
+    assert len(claim(store, q=limit).claims) == 1
+
+
+def test_a_key_runs_no_more_at_once_than_it_allows_and_others_pass_it(store: Store) -> None:
+    ids = store.jobs.enqueue(
+        [job(limit_key="a", limit_max=1) for _ in range(20)]
+        + [job(limit_key="b", limit_max=2) for _ in range(3)]
+        + [job()],
+        1,
+    )
+    taken = [c.id for c in claim(store, 4).claims]
+    assert taken == [ids[0], ids[20], ids[21], ids[23]]
+    assert claim(store, 4).claims == []
+    store.jobs.turn(Turn("n", 5, finishes=[Finish(ids[0], 1, "done", 1, 5, "done")]))
+    assert [c.id for c in claim(store, 4).claims] == [ids[1]]
+
+
+def test_a_rate_is_kept_and_says_when_to_come_back(store: Store) -> None:
+    store.jobs.enqueue([job() for _ in range(10)], 1)
+    limit = QueueLimit(rate=2.0, burst=2.0)
+    assert len(claim(store, now=10_000, q=limit).claims) == 2
+    taken = claim(store, now=10_000, q=limit)
+    assert (taken.claims, taken.next_due) == ([], 10_501)
+    assert len(claim(store, now=10_501, q=limit).claims) == 1
+    assert len(claim(store, now=60_000, q=limit).claims) == 2  # no more than the burst is saved up
+
+
+# ---- chains and batches
+
+
+def test_a_chain_goes_on_with_the_result_and_stops_at_a_failure(store: Store) -> None:
+    steps = [step_of(job(task="second", args='{"a": 1}'), "x"), step_of(job(task="third"))]
+    (first,) = store.jobs.enqueue([job(next=json.dumps(steps))], 1)
+    end(store, claim(store).claims[0], result='{"made": 5}')
+    (second,) = claim(store).claims
+    assert (second.task, json.loads(second.args)) == ("second", {"a": 1, "x": {"made": 5}})
+    end(store, second, status="failed")
+    assert claim(store).claims == []
+    store.jobs.retry(second.id, 1)
+    end(store, claim(store).claims[0])
+    assert [c.task for c in claim(store).claims] == ["third"]
+    assert first == 1
+
+
+def test_a_batch_calls_back_once_when_all_have_ended(store: Store) -> None:
+    batch, ids = store.jobs.flows.batch([job() for _ in range(3)], step_of(job(task="after"), "summary"), 1)
+    claims = claim(store, 3).claims
+    end(store, claims[0])
+    end(store, claims[1], status="failed")
+    assert store.jobs.flows.get_batch(batch)["pending"] == 1
+    assert claim(store).claims == []
+    end(store, claims[2])
+    (callback,) = claim(store).claims
+    assert (callback.task, json.loads(callback.args)) == (
+        "after",
+        {"summary": {"batch": batch, "total": 3, "failed": 1}},
+    )
+    found = store.jobs.flows.get_batch(batch)
+    assert (found["pending"], found["failed"], found["callback_job"]) == (0, 1, callback.id)
+    # a retry of one of them does not call back twice
+    store.jobs.retry(ids[1], 1)
+    assert store.jobs.flows.get_batch(batch)["pending"] == 1
+    end(store, claim(store).claims[0])
+    assert claim(store).claims == []
+    assert store.jobs.flows.get_batch(batch)["failed"] == 0
+
+
+def test_cancelled_jobs_count_for_their_batch_and_an_empty_batch_has_ended(store: Store) -> None:
+    batch, ids = store.jobs.flows.batch([job(), job()], step_of(job(task="after")), 1)
+    store.jobs.cancel(ids[0], 2)
+    (c,) = claim(store).claims
+    store.jobs.cancel(c.id, 2)
+    from ostler.store.rows import Requeue
+
+    store.jobs.turn(Turn("n", 3, requeues=[Requeue(c.id, c.fence, "requeued:crash", 3, crash=1)]))
+    assert store.jobs.flows.get_batch(batch)["failed"] == 2
+    assert [c.task for c in claim(store).claims] == ["after"]
+    empty, _ = store.jobs.flows.batch([], step_of(job(task="at once")), 1)
+    assert [c.task for c in claim(store).claims] == ["at once"]
+    assert store.jobs.flows.get_batch(empty)["finished_at"] is not None
+
+
+# ---- schedules
+
+
+MINUTE = 60_000
+
+
+def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
+    row = {
+        "name": "s",
+        "spec": spec,
+        "zone": "UTC",
+        "step": step_of(job(task="tick")),
+        "next_at": schedule.following(spec, "UTC", now),
+    }
+    store.jobs.flows.declare_schedules([row])
+
+
+def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, tmp_path: Path) -> None:
+    declare(store)
+    assert store.jobs.flows.fire(5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
+    with Store.open("", tmp_path, durable=False) as other:
+        fired = [
+            store.jobs.flows.fire(5 * MINUTE, schedule.following),
+            other.jobs.flows.fire(5 * MINUTE, schedule.following),
+        ]
+    assert [len(jobs) for jobs, _ in fired] == [1, 0]
+    assert fired[0][1] == 10 * MINUTE
+
+
+def test_after_a_long_stop_a_schedule_fires_once_not_a_hundred_times(store: Store) -> None:
+    declare(store)
+    jobs, due = store.jobs.flows.fire(1000 * MINUTE + 1, schedule.following)
+    assert (len(jobs), due) == (1, 1005 * MINUTE)
+
+
+def test_declaring_again_keeps_the_next_time_unless_the_schedule_changed(store: Store) -> None:
+    declare(store)
+    declare(store, now=3 * MINUTE)
+    assert store.jobs.flows.schedules()[0]["next_at"] == 5 * MINUTE
+    declare(store, "0 * * * *")
+    assert store.jobs.flows.schedules()[0]["next_at"] == 60 * MINUTE
+    store.jobs.flows.declare_schedules([])
+    assert store.jobs.flows.schedules() == []
+
+
+def test_time_zones_and_daylight_saving() -> None:
+    # 2026-03-29, Berlin: 02:30 does not exist; 03:30 local is 01:30 UTC
+    before = 1_774_735_200_000  # 2026-03-28 22:00 UTC
+    assert schedule.following("30 3 * * *", "Europe/Berlin", before) == 1_774_747_800_000
+    winter = schedule.following("0 12 * * *", "America/New_York", 1_767_225_600_000)  # 2026-01-01
+    assert winter == 1_767_286_800_000  # 17:00 UTC
+
+
+@pytest.mark.parametrize(("spec", "zone"), [("* * *", "UTC"), ("61 * * * *", "UTC"), ("* * * * *", "Mars/Base")])
+def test_a_wrong_schedule_is_refused(spec: str, zone: str) -> None:
+    with pytest.raises(ConfigError):
+        schedule.check(spec, zone)
+
+
+# ---- retention and bulk
+
+
+def test_old_jobs_are_deleted_with_their_timeline_and_young_or_live_ones_stay(store: Store) -> None:
+    ids = store.jobs.enqueue([job() for _ in range(4)], 1000)
+    claims = claim(store, 3).claims
+    end(store, claims[0], now=2000)
+    end(store, claims[1], status="failed", now=2000)
+    end(store, claims[2], now=9000)
+    assert store.jobs.purge(10_000, done_before=5000, failed_before=None) == [ids[0]]
+    assert store.jobs.events(ids[0]) == []
+    assert store.jobs.purge(10_000, done_before=5000, failed_before=5000) == [ids[1]]
+    assert [j["id"] for j in store.jobs.list()[0]] == [ids[3], ids[2]]
+    assert store.jobs.purge(10_000, done_before=None, failed_before=None) == []
+
+
+def test_filters_find_dead_letters_by_code(store: Store) -> None:
+    ids = store.jobs.enqueue([job() for _ in range(3)], 1)
+    for c, code in zip(claim(store).claims, ("TOXIC", "VALIDATION", "TOXIC"), strict=True):
+        f = Finish(c.id, c.fence, "failed", 1, 2, "failed", error=json.dumps({"code": code, "message": "x"}))
+        store.jobs.turn(Turn("n", 2, finishes=[f]))
+    assert store.jobs.matching(("failed",), 10, code="TOXIC", queue="q") == [ids[0], ids[2]]
+    assert [j["id"] for j in store.jobs.list(code="TOXIC")[0]] == [ids[2], ids[0]]
