@@ -92,7 +92,7 @@ class Node:
             supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
-            upkeep = Upkeep(settings, intake_lane, dispatcher.ring)
+            upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
             context = Context(
                 settings,
@@ -157,6 +157,15 @@ class Node:
 
     def _open(self, *, durable: bool, read_only: bool = False) -> Store:
         return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
+
+    def _recover(self, store: Store) -> list[int]:
+        """What other nodes, dead by now, have left: every node looks, the first one to see it acts."""
+        stale = now_ms() - int(self.settings.stale_after * 1000)
+
+        def alive(row: dict[str, Any]) -> bool:
+            return row["node"] == self.settings.node or _is_alive(row) or row["last_heartbeat"] > stale
+
+        return recover_dead_nodes(store, now_ms(), alive, _end)
 
     def _schedules(self) -> list[dict[str, Any]]:
         found = []

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ostler.config import Settings
+from ostler.events import Bus, Recovered
 from ostler.jobs import schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
@@ -23,8 +24,10 @@ _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look a
 class Upkeep:
     """Two loops on the node's own: schedules, and the rest."""
 
-    def __init__(self, settings: Settings, lane: Lane, fired: Callable[[], None]) -> None:
-        self._settings, self._lane, self._fired = settings, lane, fired
+    def __init__(
+        self, settings: Settings, lane: Lane, bus: Bus, fired: Callable[[], None], recover: Callable[[Store], list[int]]
+    ) -> None:
+        self._settings, self._lane, self._bus, self._fired, self._recover = settings, lane, bus, fired, recover
         self._logs = JobLogs(settings.data_dir)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -50,6 +53,9 @@ class Upkeep:
 
     async def _clean(self) -> None:
         await asyncio.sleep(self._settings.upkeep_interval)
+        if back := await self._lane.call(self._recover):
+            self._bus.send(Recovered(len(back), "stale"))
+            self._fired()
         await self.clean()
 
     async def clean(self) -> None:
