@@ -21,6 +21,10 @@ from ostler.errors import ConfigError
 _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 
 
+# Variables that Ostler itself gives to workers, and the one that names the settings file.
+_INTERNAL = frozenset({"component", "control", "family", "config"})
+
+
 def _setting(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
@@ -176,7 +180,7 @@ def _from_environment(values: dict[str, Any], pools: dict[str, dict[str, Any]], 
                 pools.setdefault(name, {})["workers"] = size
         elif key in NODE_KEYS:
             values[key] = _typed(NODE_KEYS, key, text, variable)
-        elif close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.9):
+        elif key not in _INTERNAL and (close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.75)):
             # Apps have variables of their own (OSTLER_CLIPS_ROOTS), so only a slip of the pen is refused.
             raise ConfigError(f"environment variable {variable} is unknown; did you mean OSTLER_{close[0].upper()}?")
 

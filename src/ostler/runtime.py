@@ -17,11 +17,11 @@ from typing import IO, Any
 
 import uvicorn
 
-from ostler import config
 from ostler.app import Ostler
+from ostler.check import check_app
 from ostler.config import Settings, is_loopback
-from ostler.errors import ConfigError, InputError
-from ostler.events import Backpressure, Bus, Event, PoolPaused, Recovered, WorkerMoved
+from ostler.errors import ConfigError
+from ostler.events import Backpressure, Bus, Event, JobEnded, PoolPaused, Recovered, WorkerMoved
 from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
@@ -60,11 +60,11 @@ class Node:
         settings, loop = self.settings, asyncio.get_running_loop()
         with contextlib.ExitStack() as held:
             folder = database_path(settings.store, settings.data_dir).parent
-            held.enter_context(_lock(folder))
-            _prepare(settings)
+            specs = self._specs_checked()
             web_socket = held.enter_context(_listen(settings.host, settings.port))
             self.url = _url(settings.host, web_socket.getsockname()[1])
-            specs = self._specs_checked()
+            held.enter_context(_lock(folder))
+            _prepare(settings)
             with self._open(durable=True) as store:
                 store.jobs.declare(
                     (
@@ -118,7 +118,7 @@ class Node:
             supervisor.mark_serving()
             held.enter_context(_address(folder, self.url))
             log.info(
-                "node %s is up: %s, data in %s, %d workers in %d pools",
+                "node %s is up: %s, data in %s, workers: %d, pools: %d",
                 settings.node,
                 self.url,
                 folder,
@@ -168,34 +168,22 @@ class Node:
         return recover_dead_nodes(store, now_ms(), alive, _end)
 
     def _schedules(self) -> list[dict[str, Any]]:
-        found = []
-        for name, (spec, zone, step) in self.app.schedules.items():
-            try:
-                schedule.check(spec, zone)
-                prepared = step.prepared()
-            except InputError as error:
-                raise ConfigError(f"schedule {name!r}: {error}") from None
-            next_at = schedule.following(spec, zone, now_ms())
-            found.append({"name": name, "spec": spec, "zone": zone, "step": step_of(prepared), "next_at": next_at})
-        return found
+        now = now_ms()
+        return [
+            {
+                "name": name,
+                "spec": spec,
+                "zone": zone,
+                "step": step_of(step.prepared()),
+                "next_at": schedule.following(spec, zone, now),
+            }
+            for name, (spec, zone, step) in self.app.schedules.items()
+        ]
 
     def _specs_checked(self) -> Callable[[Dispatcher], list[PoolSpec]]:
         """The pools that the app needs, checked before anything starts."""
+        check_app(self.settings, self.app, self.target)
         queues = sorted({task.queue for task in self.app.tasks.values()})
-        if unknown := self.settings.pools.keys() - set(queues) - self.app.commands.keys():
-            known = ", ".join([*queues, *self.app.commands]) or "none"
-            raise ConfigError(
-                f"pool {min(unknown)!r} is configured, but {self.target} declares no such queue or command; known are: {known}"
-            )
-        for name in [*queues, *self.app.commands]:
-            config.check_pool(self.settings, name, self.settings.pool(name, self.app.pools.get(name)))
-        self._schedules()
-        if nowhere := self.app.queues.keys() - set(queues):
-            raise ConfigError(
-                f"{self.target} limits queue {min(nowhere)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
-            )
-        if unused := self.app.pools.keys() - set(queues) - self.app.commands.keys():
-            raise ConfigError(f"{self.target} sizes pool {min(unused)!r}, but declares no such queue or command")
         return lambda dispatcher: [
             *(
                 self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher)
@@ -385,6 +373,10 @@ def _tell(event: Event) -> None:
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
             extra = f" (pid {pid})" if status == "healthy" else (f" ({reason})" if reason else "")
             log.info("%s generation %d: %s -> %s%s", component, generation, before, status, extra)
+        case JobEnded(job, task, _, worker, "failed", seconds, code):
+            log.warning(
+                "job %d (%s) failed on %s after %.1f s: %s; see: ostler jobs %d", job, task, worker, seconds, code, job
+            )
         case Backpressure(reason):
             log.warning("claiming pauses: %s", reason)
         case PoolPaused(pool, paused):

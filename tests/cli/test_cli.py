@@ -205,3 +205,46 @@ def test_the_demo_ends_by_itself_without_a_terminal(tmp_path: Path) -> None:
     assert "6 of 6 jobs done" in done.stdout
     assert "kill -9" in done.stdout
     assert "requeued:crash" in done.stdout
+
+
+def test_text_that_looks_like_markup_or_emoji_is_shown_as_it_is(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "loud.py"
+    app.write_text(
+        "from ostler import Ostler, Fail\napp = Ostler()\n@app.job(queue='shell')\ndef bad(job): raise Fail('[/x]', ':smile: [bold]')\n"
+    )
+    node = make_node("--pool", "shell=1", app=app)
+    job = node.wait_job(node.enqueue("bad"))["id"]
+    where = ("--data", str(node.folder))
+    assert "[/x]" in ostler("jobs", *where).stdout
+    assert "[/x]: :smile: [bold]" in ostler("jobs", str(job), *where).stdout
+    assert "worker:shell:0" in ostler("workers", *where).stdout
+
+
+def test_a_worker_is_shown_with_its_history(node: Node) -> None:
+    shown = ostler("workers", "work:0", "--data", str(node.folder))
+    assert shown.returncode == 0
+    assert "worker:work:0" in shown.stdout
+    refused(ostler("workers", "nope:0", "--data", str(node.folder)), "worker:work:0")
+
+
+@pytest.mark.parametrize(
+    ("lines", "words"),
+    [
+        ("app.pool('nope', workers=1)", ["'nope'", "no such queue"]),
+        ("app.queue('nope', at_once=1)", ["'nope'", "no job uses it"]),
+        ("app.pool('q', stale_after=1)", ["stale_after (1 s)", "3 x heartbeat_interval"]),
+        ("app.command('c', ['sleep', '{prt}'])", ["{prt}", "{port}"]),
+        ("@app.job()\ndef b(x: int): ...", ["job b", "first parameter is the job handle", "x: int"]),
+        ("@app.job(cron='61 * * * *')\ndef b(job): ...", ["'61 * * * *'", "cron"]),
+        ("@app.job(cron='* * * * *')\ndef b(job, x: int): ...", ["schedule 'b'", "'x' is missing"]),
+        ("@app.job(unique=['y'])\ndef b(job, x: int): ...", ["'y'", "parameters (x)"]),
+        ("app.queue('q', rate='fast')", ["'fast'", "100/m"]),
+    ],
+)
+def test_check_and_up_refuse_the_same_mistakes_and_leave_nothing(tmp_path: Path, lines: str, words: list[str]) -> None:
+    (tmp_path / "app.py").write_text(
+        f"from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef a(job): ...\n{lines}\n"
+    )
+    for command in (("check", "app.py"), ("up", "app.py", "--port", "0")):
+        refused(ostler(*command, cwd=tmp_path, OSTLER_HEARTBEAT_INTERVAL="5", OSTLER_STALE_AFTER="30"), *words)
+    assert not (tmp_path / ".ostler").exists()

@@ -170,13 +170,25 @@ def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
     from ostler.store import Store, now_ms
     from ostler.store.rows import NewJob, Turn
 
-    node = make_node("--pool", "work=1", "--pool", "other=1", OSTLER_UPKEEP_INTERVAL="0.3", OSTLER_HEARTBEAT_INTERVAL="0.3", OSTLER_STALE_AFTER="1")
+    node = make_node(
+        "--pool",
+        "work=1",
+        "--pool",
+        "other=1",
+        OSTLER_UPKEEP_INTERVAL="0.3",
+        OSTLER_HEARTBEAT_INTERVAL="0.3",
+        OSTLER_STALE_AFTER="1",
+    )
     node.post("/api/v1/pools/work/pause")
     with Store.open("", node.folder) as store:
         store.health.register("ghost", "node", None, now_ms())
-        store.health.mark_starting("ghost", "node", 1, 999_999, 1, now_ms(), {"boot_id": "another boot", "token": "none"})
+        store.health.mark_starting(
+            "ghost", "node", 1, 999_999, 1, now_ms(), {"boot_id": "another boot", "token": "none"}
+        )
         (job,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], now_ms())
-        assert [c.id for c in store.jobs.turn(Turn("ghost", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [job]
+        assert [c.id for c in store.jobs.turn(Turn("ghost", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [
+            job
+        ]
         (own,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 2}')], now_ms())
     node.post("/api/v1/pools/work/resume")
     assert node.wait_job(own)["result"] == 3

@@ -559,3 +559,37 @@ def test_strange_endings_of_jobs_are_plain_failures(make_node, tmp_path: Path) -
     assert (found["status"], found["result"], found["stage"]) == ("done", "d\ud800", "a?")
     assert len(node.get("/api/v1/jobs")[1]["jobs"]) == 5
     assert node.wait_worker("worker:q:0", "the first generation", lambda w: w["generation"] == 1)
+
+
+def test_a_result_that_was_sent_before_the_kill_counts(make_node, tmp_path: Path) -> None:
+    """The node sleeps while the worker finishes and dies: on waking, the result comes before the death."""
+    node = make_node("--pool", "work=1")
+    flag, marks = tmp_path / "go", tmp_path / "marks"
+    job = node.enqueue("wait_for", path=str(flag))
+    worker = node.wait_running(job)
+    node.signal(signal.SIGSTOP)
+    flag.touch()
+    # it has nothing left to do but to wait for the node: its main thread sleeps on a lock
+    until(lambda: Path(f"/proc/{worker['pid']}/wchan").exists() and _idle(worker["pid"]), "the worker to have finished")
+    os.kill(worker["pid"], signal.SIGKILL)
+    until(lambda: gone(worker["pid"]), "the worker to be dead")
+    node.signal(signal.SIGCONT)
+    done = node.wait_job(job)
+    assert (done["status"], done["attempt"], done["crashes"]) == ("done", 1, 0)
+    assert not marks.exists()
+
+
+def _idle(pid: int) -> bool:
+    """Whether the main thread has used no processor time for a while (it polled every 10 ms before)."""
+    from ostler.lifecycle import family
+
+    def switches() -> str:
+        return next(
+            line
+            for line in Path(f"/proc/{pid}/task/{pid}/status").read_text().splitlines()
+            if line.startswith("voluntary")
+        )
+
+    before = switches()
+    time.sleep(0.2)
+    return switches() == before and family.start_time(pid) is not None

@@ -42,6 +42,8 @@ def test_tcp_readiness_gives_each_worker_a_port_of_its_own(make_node, tmp_path: 
         ("worker:srv:0", "healthy", "srv"),
         ("worker:srv:1", "healthy", "srv"),
     ]
+    ports = {r["metadata"]["port"] for r in rows}
+    assert len(ports) == 2
     until(lambda: all((r["rss_mb"] or 0) > 1 for r in node.workers()), "their memory to be known")
 
 

@@ -43,6 +43,8 @@ def request(settings: Settings, method: str, path: str, body: Any = None) -> Any
         connection.close()
     if response.status >= 400:
         refusal = answer["error"]
+        if response.status == 401:
+            raise ConfigError(f"the node at {url} asks for a token: set OSTLER_TOKEN")
         kind = {404: NotFound, 409: Conflict, 503: StoreBusy}.get(response.status, InputError)
         raise kind(refusal["message"])
     return answer

@@ -54,7 +54,7 @@ def demo(data: str, port: int) -> None:
         if sys.stdout.isatty():
             print(f"\nThe node stays up at {url} until Ctrl-C. Try in another terminal:")
             for line in ("workers", "jobs", "enqueue count_primes below=20000000 --watch", "health"):
-                print(f"  {Path(sys.argv[0]).name} {line} --data {folder}")
+                print(f"  {_own_name()} {line} --data {folder}")
             with contextlib.suppress(KeyboardInterrupt):
                 node.wait()
     print("the node has stopped; nothing is left running")
@@ -174,9 +174,17 @@ def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None) ->
             if event["name"] != "progress":
                 print(f"  {show.clock(event['at'])}  {event['name']:<16} {_why(event)}")
     done = sum(1 for j in found if j["status"] == "done")
-    print(f"\n{done} of {len(found)} jobs done, each exactly once.")
+    print(f"\n{done} of {len(found)} jobs done, each recorded as done exactly once.")
     if done != len(found):
         raise SystemExit(1)
+
+
+def _own_name() -> str:
+    """How this very command can be typed."""
+    program = Path(sys.argv[0])
+    with contextlib.suppress(ValueError):
+        return str(program.absolute().relative_to(Path.cwd()))
+    return program.name
 
 
 def _why(event: dict[str, Any]) -> str:

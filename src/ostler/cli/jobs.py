@@ -50,7 +50,10 @@ def enqueue(
     known = settings(data, store, file)
     with client.writable_store(known) as opened:
         tasks = opened.jobs.tasks()
-        values = _object(args_json) | _pairs(args, tasks.get(task, {}).get("parameters", []))
+        values, pairs = _object(args_json), _pairs(args, tasks.get(task, {}).get("parameters", []))
+        if twice := values.keys() & pairs.keys():
+            raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
+        values |= pairs
         run_at = None if delay is None else now_ms() + int(delay * 1000)
         job = opened.jobs.enqueue(
             [prepare(tasks, task, values, known.max_payload, run_at=run_at, **options)], now_ms()
@@ -117,6 +120,8 @@ def jobs(
 ) -> None:
     """List jobs, newest first; or show JOB with its timeline."""
     known = settings(data, store, file)
+    if job is None and watch:
+        raise BadArguments("--watch follows one job: ostler jobs ID --watch")
     if job is not None and watch:
         raise SystemExit(_watch(known, job))
     with client.open_store(known) as opened:
@@ -135,37 +140,41 @@ def jobs(
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     progress = "" if job["progress"] is None else f"{job['progress']:.0f} %"
-    what = job["error"]["code"] if job["error"] and job["status"] in ("failed", "queued") else job["stage"] or ""
-    return (
-        job["id"],
-        job["task"],
-        job["queue"],
-        show.state(job["status"]),
-        f"{job['attempt']}/{job['attempts']}",
-        progress,
-        show.ago(job["created_at"]),
-        what,
-    )
+    what = job["stage"] or ""
+    if job["error"] and job["status"] in ("failed", "queued"):
+        what = job["error"]["code"]
+    if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
+        what = f"{what} runs in {show.span((job['run_at'] - now_ms()) / 1000)}".strip()
+    age = show.ago(job["created_at"])
+    return job["id"], job["task"], job["queue"], show.state(job["status"]), _runs(job), progress, age, what[:60]
+
+
+def _runs(job: dict[str, Any]) -> str:
+    """Runs that count, of those allowed."""
+    return f"{job['attempt'] - job['excused']}/{job['attempts']}"
 
 
 def _detail(job: dict[str, Any]) -> None:
     console = show.console()
-    console.print(
-        f"job {job['id']}  {job['task']}  ",
-        show.state(job["status"]),
-        f"  attempt {job['attempt']} of {job['attempts']}, crashes {job['crashes']}",
-        sep="",
-    )
+    counted = f"  attempt {_runs(job)}, runs {job['attempt']}, crashes {job['crashes']}"
+    console.print(f"job {job['id']}  {job['task']}  ", show.state(job["status"]), counted, sep="")
     for key in ("queue", "worker", "node", "args", "progress", "stage", "result"):
         if job[key] not in (None, ""):
-            console.print(f"  {key:<9}{job[key] if isinstance(job[key], str) else json.dumps(job[key])}", markup=False)
+            value = round(job[key], 1) if key == "progress" else job[key]
+            console.print(f"  {key:<9}{value if isinstance(value, str) else json.dumps(value)}")
+    if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
+        console.print(f"  {'runs in':<9}{show.span((job['run_at'] - now_ms()) / 1000)}")
     if job["error"]:
-        console.print(f"  {'error':<9}{job['error']['code']}: {job['error']['message']}", markup=False)
-    for event in job["events"]:
+        label = "error" if job["status"] in _ENDED else "last run"
+        console.print(f"  {label:<9}{job['error']['code']}: {job['error']['message']}")
+    for index, event in enumerate(job["events"]):
+        following = job["events"][index + 1]["name"] if index + 1 < len(job["events"]) else None
+        if event["name"] == following == "progress":
+            continue  # of many in a row, the last one
         data = "" if event["data"] is None else json.dumps(event["data"])
-        console.print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}", markup=False)
+        console.print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}")
     if job["error"] and job["error"].get("traceback"):
-        console.print("\n" + job["error"]["traceback"], markup=False)
+        console.print("\n" + job["error"]["traceback"])
 
 
 def _watch(known: Settings, job: int) -> int:
@@ -181,6 +190,8 @@ def _watch(known: Settings, job: int) -> int:
     )
     with client.open_store(known) as opened:
         found = opened.jobs.get(job)
+        if found["status"] not in _ENDED and client.node_url(known) is None:
+            print(f"no node is running on {known.data_dir}; job {job} waits until one is started with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
             while True:

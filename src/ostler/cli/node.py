@@ -42,8 +42,11 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     """Check the settings and APP without starting anything."""
     loaded = apps.load(app)
     settings = loaded.settings({"data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file)
+    from ostler.check import check_app, warnings  # noqa: PLC0415
     from ostler.cli import show  # noqa: PLC0415
     from ostler.jobs import signature  # noqa: PLC0415
+
+    check_app(settings, loaded, app)
 
     rows: list[Any] = []
     for task in loaded.tasks.values():
@@ -58,4 +61,7 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
         for c in loaded.commands.values()
     ]
     show.table(("what", "pool", ">workers"), rows, f"{app} declares nothing yet")
-    print("all good")
+    doubts = warnings(settings, loaded)
+    for doubt in doubts:
+        print(f"warning: {doubt}")
+    print("all good" if not doubts else "it can be started")

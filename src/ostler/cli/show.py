@@ -29,7 +29,8 @@ _COLOURS = {
 
 
 def console() -> Console:
-    return Console(highlight=False, soft_wrap=True)
+    # What users wrote is shown as it is: no markup, no emoji codes in worker names.
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
 
 
 def state(word: str) -> Text:
@@ -45,9 +46,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     shown = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
         numeric = column.startswith(">")
-        shown.add_column(column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=column != "what")
+        shown.add_column(column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=True)
     for row in rows:
-        shown.add_row(*(cell if isinstance(cell, Text) else "" if cell is None else str(cell) for cell in row))
+        shown.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     console().print(shown)
 
 

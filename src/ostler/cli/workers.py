@@ -15,13 +15,20 @@ from ostler.store.health import view
 
 
 @click.command()
+@click.argument("worker", required=False)
 @where
 @as_json
-def workers(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
-    """All workers: state, process, memory, current job, crashes."""
+def workers(worker: str | None, json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+    """All workers: state, process, memory, current job, crashes; or WORKER with its history of exits."""
     known = settings(data, store, file)
     with client.open_store(known) as opened:
         rows = [view(row) for row in opened.health.get_all_workers()]
+        enabled, paused = opened.meta.pauses()
+        if worker is not None:
+            _one(opened, rows, worker, json_)
+            return
+    for row in rows:
+        row["paused"] = not enabled or row["pool"] in paused
     if json_:
         show.as_json({"workers": rows, "node_running": client.node_url(known) is not None})
         return
@@ -33,7 +40,7 @@ def workers(json_: bool, data: str | None, store: str | None, file: Path | None)
 
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
-    what = ""
+    what = "paused" if w["paused"] else ""
     if w["exit_reason"] and w["status"] in ("crashed", "failed", "stopped"):
         signal = (w["metadata"] or {}).get("signal")
         what = f"{w['exit_reason']}, {signal or 'code ' + str(w['exit_code'])}"
@@ -48,6 +55,37 @@ def _row(w: dict[str, Any]) -> tuple[Any, ...]:
         show.ago(w["last_heartbeat"]),
         what,
     )
+
+
+def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> None:
+    row = next((r for r in rows if worker in (r["component"], r["component"].removeprefix("worker:"))), None)
+    if row is None:
+        raise NotFound(f"there is no worker {worker!r}; known are: {', '.join(r['component'] for r in rows) or 'none'}")
+    exits = opened.health.exits(row["node"], row["component"])
+    if json_:
+        show.as_json({**row, "exits": exits})
+        return
+    show.console().print(
+        f"{row['component']}  ",
+        show.state(row["status"]),
+        f"  generation {row['generation']}, crashes {row['restart_count']}",
+        sep="",
+    )
+    shown = [
+        (
+            show.ago(e["at"]),
+            e["generation"],
+            e["kind"],
+            e["reason"],
+            e["signal"] or f"code {e['code']}",
+            e["job"],
+            e["peak_rss_mb"],
+        )
+        for e in exits
+    ]
+    show.table(("ended", ">gen", "kind", "reason", "how", ">job", ">peak MB"), shown, "it has never ended")
+    for line in exits[0]["log"][-10:] if exits else ():
+        print(f"  | {line}")
 
 
 @click.command()
@@ -73,6 +111,8 @@ def health(json_: bool, data: str | None, store: str | None, file: Path | None) 
         show.console().print(show.state(found["status"]), f": {counts}", sep="")
         for error in found["errors"]:
             print(f"  {error}")
+        if found["paused"]:
+            print(f"  paused: {', '.join(found['paused'])}")
     raise SystemExit(0 if found["status"] == "healthy" else 1)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import threading
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from ostler.config import Settings
     from ostler.store.rows import NewJob
     from ostler.store.store import Store
+
+
+log = logging.getLogger("ostler")
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
@@ -101,10 +105,16 @@ class Producer:
 
     def store(self) -> Store:
         """This thread's durable connection."""
-        from ostler.store import Store  # noqa: PLC0415
+        from ostler.store import Store, database_path  # noqa: PLC0415
 
         if getattr(self._local, "pid", None) != os.getpid():
             settings = self.settings
+            path = database_path(settings.store, settings.data_dir)
+            if not path.exists():
+                log.warning(
+                    "a new store is made at %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
+                    path,
+                )
             self._local.store = Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
             self._local.pid = os.getpid()
         found: Store = self._local.store

@@ -18,7 +18,7 @@ import traceback
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments, ConfigError
@@ -214,8 +214,18 @@ class Runner:
         what = {"code": code, "message": message[:2000]}
         if not expected or (error.__cause__ is not None and kind == "permanent"):
             with contextlib.suppress(Exception):  # an exception may break while it is shown
-                what["traceback"] = "".join(traceback.format_exception(error))[-_TRACE:]
+                what["traceback"] = "".join(traceback.format_exception(type(error), error, _own(error.__traceback__)))[
+                    -_TRACE:
+                ]
         return ("fail", job.id, job.fence, kind, what, after)
+
+
+def _own(trace: TracebackType | None) -> TracebackType | None:
+    """The traceback from the user's first frame on."""
+    first = trace
+    while first is not None and first.tb_frame.f_code.co_filename in (__file__, signature.__file__):
+        first = first.tb_next
+    return first or trace
 
 
 def _words(error: BaseException) -> str:

@@ -29,6 +29,12 @@ def describe(function: Callable[..., Any]) -> Parameters:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001  a name that only exists for type checkers: then the annotations are not checked
         hints = {}
+    handle = hints.get(parameters[0].name)
+    if handle is not None and handle is not Any and getattr(handle, "__name__", "") != "Job":
+        first = f"{parameters[0].name}: {getattr(handle, '__name__', handle)}"
+        raise ConfigError(
+            f"job {name}: its first parameter is the job handle, found {first!r}; write def {name}(job, {first}, …)"
+        )
     found: Parameters = []
     for parameter in parameters[1:]:
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):

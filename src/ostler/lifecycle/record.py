@@ -79,9 +79,11 @@ class Records:
     def starting(self, worker: Worker) -> None:
         process, at = worker.process, now_ms()
         pid, started = (process.pid, process.started) if process else (None, None)
-        component, generation = worker.component, worker.generation
+        component, generation, metadata = worker.component, worker.generation, worker.metadata
         worker.slot.recorded = generation
-        self._post(lambda store: store.health.mark_starting(self._node, component, generation, pid, started, at))
+        self._post(
+            lambda store: store.health.mark_starting(self._node, component, generation, pid, started, at, metadata)
+        )
 
     def moved(self, worker: Worker) -> None:
         self._mark(worker.component, worker.generation, worker.status)

@@ -266,6 +266,8 @@ class Supervisor:
             log.error("%s cannot be started: %s: %s", slot.component, spec.argv[0], why)  # noqa: TRY400
             filled = {}
             self.kill(worker, "spawn")
+        if filled.get("port", "0") != "0":
+            worker.metadata = {"port": int(filled["port"])}
         if not heir:
             self.records.starting(worker)
         if spec.probe is not None and worker.process is not None:
@@ -463,6 +465,8 @@ class Supervisor:
         self._recycled(slot)
         delay = verdict.delay if isinstance(verdict, Again) else None
         why = f"{row.reason}, {row.signal or f'code {row.code}'}"
+        if words := next((line.strip() for line in reversed(row.log) if line.strip()), None):
+            why += f', last line: "{words[:160]}"'
         self.bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=why, delay=delay))
         self.records.crashed(row, code)
         match verdict:

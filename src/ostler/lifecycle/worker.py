@@ -150,6 +150,7 @@ class Worker:
     parting: str | None = None  # SIGTERM was sent for what it serves, because of
     settled: bool = False  # healthy for long enough
     ended: Ended | None = None
+    metadata: dict[str, object] | None = None  # what others want to know of it, such as its port
     sweep: bool | None = None  # its family: None not looked at, False being ended, True gone
 
     @property

@@ -375,6 +375,7 @@ def _job(row: Any) -> dict[str, Any]:
         "attempt": row["attempt"],
         "attempts": row["attempts"],
         "crashes": row["crashes"],
+        "excused": row["excused"],
         "timeout": row["timeout"],
         "progress": row["progress"],
         "stage": row["stage"],

@@ -6,9 +6,11 @@ import os
 import time
 
 from fastapi import APIRouter
+from fastapi.responses import RedirectResponse
 
 import ostler
 from ostler.lifecycle.state import Status
+from ostler.lifecycle.worker import Slot
 from ostler.store import now_ms
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
@@ -18,6 +20,10 @@ from ostler.web.workers import pool_views
 def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["node"])
     supervisor, settings = context.supervisor, context.settings
+
+    @routes.get("/", include_in_schema=False)
+    async def root() -> RedirectResponse:
+        return RedirectResponse("/docs")
 
     @routes.get("/healthz", summary="The process answers")
     async def healthz() -> JSONResponse:
@@ -38,7 +44,8 @@ def router(context: Context) -> APIRouter:
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1
-        return JSONResponse({"status": status, "errors": errors, "nodes": nodes, "workers": workers})
+        paused = [name for name, pool in supervisor.pools.items() if pool.paused or not supervisor.enabled]
+        return JSONResponse({"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers})
 
     @routes.get("/api/v1/info", summary="The node, its pools and queues")
     async def info() -> JSONResponse:
@@ -71,6 +78,12 @@ def router(context: Context) -> APIRouter:
     return routes
 
 
+def _complaint(slot: Slot) -> str:
+    if slot.status is Status.FAILED:
+        return f"{slot.component} is failed: it crashed too often. See 'ostler logs {slot.component}', then: ostler restart {slot.component}"
+    return f"{slot.component} is crashed and will be started again"
+
+
 def unready(context: Context) -> list[str]:
     """Why the node should get no traffic; empty when it should."""
     reasons = ["the node is stopping"] if context.supervisor.stopping else []
@@ -89,7 +102,15 @@ def condition(context: Context) -> tuple[str, list[str]]:
     worst = "healthy"
     for pool in context.supervisor.pools.values():
         bad = [slot for slot in pool.slots if slot.status in (Status.CRASHED, Status.FAILED)]
-        errors += [f"{slot.component} is {slot.status}" for slot in bad]
+        errors += [_complaint(slot) for slot in bad]
+        if (
+            pool.slots
+            and not bad
+            and all(slot.status is Status.STOPPED for slot in pool.slots)
+            and not context.supervisor.stopping
+        ):
+            errors.append(f"no worker of pool {pool.spec.name} runs; start them with: ostler resume {pool.spec.name}")
+            worst = "degraded" if worst == "healthy" else worst
         if bad:
             all_failed = all(slot.status is Status.FAILED for slot in pool.slots)
             worst = "error" if all_failed or worst == "error" else "degraded"

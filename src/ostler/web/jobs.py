@@ -61,6 +61,7 @@ class JobView(BaseModel):
     attempt: int
     attempts: int
     crashes: int
+    excused: int = Field(description="runs that ended through no fault of the job; they do not count against attempts")
     timeout: float | None
     progress: float | None
     stage: str | None

@@ -1,0 +1,63 @@
+"""What an app and its settings must agree on. `ostler check` and the node's start ask the same questions."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+from ostler import config
+from ostler.app import Command, Ostler
+from ostler.config import Settings
+from ostler.errors import ConfigError, InputError
+from ostler.jobs import schedule
+
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+
+
+def check_app(settings: Settings, app: Ostler, target: str) -> None:
+    """Raise ConfigError with one sentence unless a node can be started."""
+    queues = sorted({task.queue for task in app.tasks.values()})
+    known = [*queues, *app.commands]
+    shown = ", ".join(known) or "none"
+    if unknown := settings.pools.keys() - set(known):
+        name = min(unknown)
+        raise ConfigError(
+            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue or command; known are: {shown}"
+        )
+    if unused := app.pools.keys() - set(known):
+        raise ConfigError(
+            f"{target} sizes pool {min(unused)!r}, but declares no such queue or command; known are: {shown}"
+        )
+    if nowhere := app.queues.keys() - set(queues):
+        raise ConfigError(
+            f"{target} limits queue {min(nowhere)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
+        )
+    for name in known:
+        config.check_pool(settings, name, settings.pool(name, app.pools.get(name)))
+    for command in app.commands.values():
+        _check_command(command)
+    for name, (spec, zone, step) in app.schedules.items():
+        schedule.check(spec, zone)
+        try:
+            step.prepared()
+        except InputError as error:
+            raise ConfigError(f"schedule {name!r}: {error}") from None
+
+
+def _check_command(command: Command) -> None:
+    texts = [*command.argv, *command.env.values(), command.ready or ""]
+    if wrong := {place for text in texts for place in _PLACE.findall(text)} - {"port", "n"}:
+        raise ConfigError(
+            f"command {command.name!r}: {{{min(wrong)}}} is not a place that can be filled; known are {{port}} and {{n}}"
+        )
+
+
+def warnings(settings: Settings, app: Ostler) -> list[str]:
+    """What may be meant, but looks like a mistake."""
+    found = [] if app.tasks or app.commands else ["it declares no job and no command"]
+    names = [*sorted({task.queue for task in app.tasks.values()}), *app.commands]
+    found += [f"pool {name!r} has no workers" for name in names if not settings.pool(name, app.pools.get(name)).workers]
+    for command in app.commands.values():
+        if "{" not in command.argv[0] and shutil.which(command.argv[0], path=command.env.get("PATH")) is None:
+            found.append(f"command {command.name!r}: there is no program {command.argv[0]!r} on this machine")
+    return found
