@@ -70,8 +70,14 @@ def connect(url: str, data: Path) -> Results:
 
 def check_key(key: str) -> str:
     """The key, when it names a place inside the store; raises BadArguments."""
-    parts = key.split("/") if isinstance(key, str) else []
-    if not key or key.startswith("/") or "\0" in key or "\\" in key or any(p in ("", ".", "..") for p in parts):
+    parts = key.split("/") if isinstance(key, str) else [""]
+    if (
+        not isinstance(key, str)
+        or key.startswith("/")
+        or "\0" in key
+        or "\\" in key
+        or any(p in ("", ".", "..") for p in parts)
+    ):
         raise BadArguments(f"{key!r} is not a usable key: write something like {'{job.id}'}/clip.mp4")
     return key
 

@@ -1,0 +1,122 @@
+"""Artifacts and scratch: whole or not at all, never over a successor, never without bound."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ostler.errors import BadArguments
+from ostler.jobs import results, scratch
+from ostler.jobs.results import LocalResults, LostClaim
+from tests.harness import until
+
+
+@pytest.fixture(params=["local", "memory"])
+def place(request, tmp_path: Path):
+    return results.connect("" if request.param == "local" else f"memory://{tmp_path.name}", tmp_path)
+
+
+def make(folder: Path, text: str = "content") -> Path:
+    path = folder / "source"
+    path.write_text(text)
+    return path
+
+
+def test_what_is_published_can_be_found_read_and_deleted(place, tmp_path: Path) -> None:
+    published = place.put(make(tmp_path), "1/out.txt", fence=1)
+    assert (published.size, published.key) == (7, "1/out.txt")
+    assert place.find("1/out.txt") == published
+    with place.open("1/out.txt") as file:
+        assert file.read() == b"content"
+    assert results.valid(place, "1/out.txt", tmp_path) == published
+    place.delete("1/out.txt")
+    assert place.find("1/out.txt") is None
+
+
+def test_an_older_claim_cannot_publish_over_a_newer_one(place, tmp_path: Path) -> None:
+    place.put(make(tmp_path, "new"), "1/out.txt", fence=2)
+    with pytest.raises(LostClaim, match="newer claim"):
+        place.put(make(tmp_path, "old"), "1/out.txt", fence=1)
+    with place.open("1/out.txt") as file:
+        assert file.read() == b"new"
+    assert place.put(make(tmp_path, "newest"), "1/out.txt", fence=3).fence == 3
+
+
+def test_what_was_damaged_or_does_not_pass_the_apps_check_is_not_valid(tmp_path: Path) -> None:
+    place = LocalResults(tmp_path / "results")
+    place.put(make(tmp_path), "1/out.txt", fence=1)
+
+    def objects(path: Path) -> None:
+        raise ValueError(path)
+
+    assert results.valid(place, "1/out.txt", tmp_path, objects) is None
+    place.path("1/out.txt").write_text("CONTENT")  # same size, other bytes
+    assert place.find("1/out.txt") is not None
+    assert results.valid(place, "1/out.txt", tmp_path) is None
+    place.path("1/out.txt").write_text("cut off")
+    place.path("1/out.txt").write_text("x")
+    assert place.find("1/out.txt") is None
+
+
+def test_a_publish_is_whole_or_not_at_all(tmp_path: Path) -> None:
+    """A process that publishes a large file again and again is killed at random moments; nobody ever sees half of it."""
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(3_000_000))
+    code = (
+        "import sys, pathlib; from ostler.jobs.results import LocalResults\n"
+        "place = LocalResults(pathlib.Path(sys.argv[1]))\n"
+        "n = int(sys.argv[3])\n"
+        "while True:\n    n += 1; place.put(pathlib.Path(sys.argv[2]), '1/clip', n)\n"
+    )
+    place = LocalResults(tmp_path / "results")
+    for round_ in range(6):
+        started = round_ * 10_000
+        process = subprocess.Popen([sys.executable, "-c", code, str(place.root), str(source), str(started)])
+        until(lambda: (found := place.find("1/clip")) is not None and found.fence > started + round_, "a publish")
+        process.kill()
+        process.wait()
+        assert place.path("1/clip").stat().st_size == 3_000_000
+        found = results.valid(place, "1/clip", tmp_path)
+        assert found is not None
+        assert found.fence > started
+
+
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a\0b", "a\\b", 5])
+def test_keys_stay_inside(tmp_path: Path, key) -> None:
+    with pytest.raises(BadArguments, match="not a usable key"):
+        LocalResults(tmp_path).path(key)
+
+
+def test_scratch_is_empty_and_private(tmp_path: Path) -> None:
+    path = scratch.make(tmp_path, 7, 1)
+    (path / "left").touch()
+    assert oct(path.stat().st_mode & 0o777) == "0o700"
+    assert list(scratch.make(tmp_path, 7, 1).iterdir()) == []
+
+
+def test_scratch_of_a_success_is_kept_when_asked(tmp_path: Path, monkeypatch) -> None:
+    path = scratch.make(tmp_path, 7, 1)
+    monkeypatch.setenv("KEEP_SCRATCH_ON_SUCCESS", "1")
+    scratch.settle(tmp_path, 7, 1, success=True)
+    assert path.exists()
+    monkeypatch.delenv("KEEP_SCRATCH_ON_SUCCESS")
+    scratch.settle(tmp_path, 7, 1, success=True)
+    assert not (tmp_path / "7").exists()
+
+
+def test_scratch_is_swept_by_age_and_by_size_but_not_of_live_jobs(tmp_path: Path) -> None:
+    now = time.time()
+    for job, age in ((1, 1000), (2, 30), (3, 20), (4, 10), (5, 5000)):
+        path = scratch.make(tmp_path, job, 1)
+        (path / "file").write_bytes(b"x" * 100)
+        for p in (path, path.parent):
+            os.utime(p, (now - age, now - age))
+    (tmp_path / "not-a-job").mkdir()
+    assert scratch.sweep(tmp_path, max_age=500, max_bytes=10_000, live={5}, now=now) == (1, 100)
+    assert scratch.sweep(tmp_path, max_age=500, max_bytes=250, live={5}, now=now) == (1, 100)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4", "5", "not-a-job"]
