@@ -193,10 +193,9 @@ def test_jobs_can_be_enqueued_while_no_node_runs(make_node) -> None:
     assert node.wait_job(job)["result"] == 2
 
 
-def test_a_taken_port_and_module_names_work(make_node, tmp_path: Path) -> None:
-    node = make_node(app="ostler.apps.demo:app")
-    job = node.wait_job(node.enqueue("count_primes", below=100_000))
-    assert job["result"] == {"below": 100_000, "primes": 9592}
+def test_an_app_can_be_named_as_a_module(make_node) -> None:
+    node = make_node(app="ostler.apps.clips:app")
+    assert [t["name"] for t in node.get("/api/v1/info")[1]["tasks"]] == ["clip"]
 
 
 def test_the_demo_ends_by_itself_without_a_terminal(tmp_path: Path) -> None:
@@ -205,6 +204,7 @@ def test_the_demo_ends_by_itself_without_a_terminal(tmp_path: Path) -> None:
     assert "6 of 6 jobs done" in done.stdout
     assert "kill -9" in done.stdout
     assert "requeued:crash" in done.stdout
+    assert len(list((tmp_path / "demo" / "results").glob("*/clip.mp4"))) == 6
 
 
 def test_text_that_looks_like_markup_or_emoji_is_shown_as_it_is(make_node, tmp_path: Path) -> None:

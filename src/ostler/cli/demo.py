@@ -20,7 +20,9 @@ from ostler.cli import client, show
 from ostler.config import Settings
 from ostler.errors import ConfigError, OstlerError
 
-_SIZES = [40_000_000, 90_000_000, 50_000_000, 80_000_000, 60_000_000, 70_000_000]
+_VIDEOS = {1: "960x540", 2: "1280x720", 3: "854x480"}
+_SECONDS = 20
+_CUTS = ((1, 1.3, 11.3), (2, 0.7, 8.7), (3, 2.2, 14.2), (1, 6.1, 16.1), (2, 8.4, 16.4), (3, 0.0, 8.0))
 _PATIENCE = 180.0
 
 
@@ -30,7 +32,7 @@ _PATIENCE = 180.0
 )
 @click.option("--port", default=0, help="Port to listen on (default: any free one).")
 def demo(data: str, port: int) -> None:
-    """Show what Ostler does: run jobs on real workers, kill one with SIGKILL, and watch the recovery.
+    """Show what Ostler does: cut clips with ffmpeg on real workers, kill one with SIGKILL, and watch the recovery.
 
     At a terminal the node stays up for a look until Ctrl-C; otherwise it ends by itself.
     """
@@ -41,19 +43,20 @@ def demo(data: str, port: int) -> None:
     if folder.exists() and not (folder / "node.lock").exists():
         raise ConfigError(f"{folder} exists and is not a data directory of Ostler; name another with --data")
     shutil.rmtree(folder, ignore_errors=True)
-    with _node(folder, port) as node:
+    videos = (folder / "videos").absolute()
+    with _node(folder, port, videos) as node:
+        _make_videos(videos)
         url = _until(lambda: client.node_url(known), node, "the node to start")
         print(f"a node is up: {url} (API docs at {url}/docs), data in {folder}/, log in {folder}/node.log\n")
         _until(lambda: _healthy(known), node, "its workers")
-        jobs = [
-            client.request(known, "POST", "/api/v1/jobs", {"task": "count_primes", "args": {"below": n}})["id"]
-            for n in _SIZES
-        ]
+        wanted = [{"source": str(videos / f"sample{n}.mp4"), "start": start, "end": end} for n, start, end in _CUTS]
+        jobs = [client.request(known, "POST", "/api/v1/clips", cut)["id"] for cut in wanted]
         killed = _follow(known, jobs, node)
-        _summary(known, jobs, killed)
+        _summary(known, jobs, killed, folder)
         if sys.stdout.isatty():
             print(f"\nThe node stays up at {url} until Ctrl-C. Try in another terminal:")
-            for line in ("workers", "jobs", "enqueue count_primes below=20000000 --watch", "health"):
+            again = f"enqueue clip source={videos}/sample2.mp4 start=3 end=15 --watch"
+            for line in ("workers", "jobs", again, "health"):
                 print(f"  {_own_name()} {line} --data {folder}")
             with contextlib.suppress(KeyboardInterrupt):
                 node.wait()
@@ -61,13 +64,16 @@ def demo(data: str, port: int) -> None:
 
 
 @contextlib.contextmanager
-def _node(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    folder.mkdir(parents=True)
-    argv = [sys.executable, "-m", "ostler", "up", "ostler.apps.demo", "--data", str(folder), "--port", str(port)]
+def _node(folder: Path, port: int, videos: Path) -> Iterator[subprocess.Popen[bytes]]:
+    videos.mkdir(parents=True)
+    argv = [sys.executable, "-m", "ostler", "up", "ostler.apps.clips", "--data", str(folder), "--port", str(port)]
     with (folder / "node.log").open("wb") as log:
-        node = subprocess.Popen(argv, stdout=log, stderr=log, start_new_session=True)
+        env = {**os.environ, "OSTLER_CLIPS_ROOTS": str(videos)}
+        node = subprocess.Popen(argv, stdout=log, stderr=log, env=env, start_new_session=True)
     try:
         yield node
+    except KeyboardInterrupt:
+        print("\ninterrupted; the node is stopped")
     finally:
         if node.poll() is None:
             node.send_signal(signal.SIGTERM)
@@ -76,6 +82,32 @@ def _node(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
             except subprocess.TimeoutExpired:
                 node.kill()
                 node.wait()
+
+
+def _make_videos(folder: Path) -> None:
+    """Sample videos, made by ffmpeg itself: nothing is downloaded and none is shipped."""
+    from ostler.apps.clips.media import ffmpeg  # noqa: PLC0415
+    from ostler.apps.clips.rules import Rules  # noqa: PLC0415
+
+    program = ffmpeg(Rules.from_environment({}))
+    print(f"making {len(_VIDEOS)} sample videos of {_SECONDS} s …")
+    for number, size in _VIDEOS.items():
+        inputs = ["-f", "lavfi", "-i", f"testsrc2=s={size}:r=25", "-f", "lavfi", "-i", f"sine=f={220 * number}"]
+        codecs = [
+            "-t",
+            str(_SECONDS),
+            "-c:v",
+            "libx264",
+            "-preset",
+            "ultrafast",
+            "-pix_fmt",
+            "yuv420p",
+            "-c:a",
+            "aac",
+            "-shortest",
+        ]
+        to = folder / f"sample{number}.mp4"
+        subprocess.run([program, "-nostdin", "-y", "-loglevel", "error", *inputs, *codecs, str(to)], check=True)
 
 
 def _until(found: Callable[[], Any], node: subprocess.Popen[bytes], what: str) -> Any:
@@ -150,7 +182,7 @@ def _kill_one(known: Settings, jobs: list[dict[str, Any]], bar: Any) -> dict[str
     return None
 
 
-def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None) -> None:
+def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None, folder: Path) -> None:
     print()
     found = [client.request(known, "GET", f"/api/v1/jobs/{job}") for job in jobs]
     rows = []
@@ -160,13 +192,15 @@ def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None) ->
             if job["finished_at"] and job["started_at"]
             else ""
         )
-        primes = (
-            f"{job['result']['primes']:,} primes below {job['result']['below']:,}"
-            if job["result"]
+        clip = job["result"]
+        what = (
+            f"{clip['seconds']:.1f} s, {clip['bytes'] / 1e6:.1f} MB, {clip['mode']}"
+            if clip
             else (job["error"] or {}).get("message", "")
         )
-        rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, primes))
-    show.table((">job", "status", ">runs", ">crashes", ">last run", "result"), rows, "no jobs")
+        where = f"{folder}/results/{clip['key']}" if clip else ""
+        rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, what, where))
+    show.table((">job", "status", ">runs", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
     if killed:
         job = next(j for j in found if j["id"] == killed["job"])
         print(f"\nThe timeline of job {job['id']}, whose worker was killed:")

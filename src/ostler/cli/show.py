@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -30,7 +31,8 @@ _COLOURS = {
 
 def console() -> Console:
     # What users wrote is shown as it is: no markup, no emoji codes in worker names.
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
+    wide = None if sys.stdout.isatty() else 200  # a pipe has no width: nothing is cut off there
+    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=wide)
 
 
 def state(word: str) -> Text:
@@ -46,7 +48,10 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
     shown = Table(box=None, pad_edge=False, header_style="bold", show_edge=False)
     for column in columns:
         numeric = column.startswith(">")
-        shown.add_column(column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=True)
+        last = column == columns[-1]
+        shown.add_column(
+            column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=not last, overflow="fold"
+        )
     for row in rows:
         shown.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
     console().print(shown)

@@ -1,0 +1,101 @@
+"""A clip on its way out: found or not, expired or not, whole or in pieces. Only the node imports this."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from typing import IO, Any
+
+from fastapi import Request
+from fastapi.responses import Response, StreamingResponse
+
+from ostler import InputError, NotFound
+from ostler.apps.clips import ranges
+from ostler.apps.clips.rules import ENDED, Rules, clip_key
+from ostler.jobs.results import LocalResults, Published, Results
+from ostler.web.extend import Gateway
+from ostler.web.render import JSONResponse
+
+_CHUNK = 1 << 18
+
+
+class NotReady(NotFound):
+    """The job has no clip (yet)."""
+
+    code = "NOT_READY"
+
+
+class Expired(InputError):
+    """There was a clip, and it is gone or too old."""
+
+    code = "EXPIRED"
+    status = 410
+
+
+async def find(gateway: Gateway, rules: Rules, job: dict[str, Any]) -> Published:
+    """The clip of a job, or why there is none."""
+    if job["status"] != "done":
+        error = f": {job['error']['code']}, {job['error']['message']}" if job["error"] else ""
+        more = "" if job["status"] in ENDED else "; ask again when it is done"
+        raise NotReady(f"job {job['id']} has no clip, it is {job['status']}{error}{more}")
+    found = await asyncio.to_thread(gateway.results.find, clip_key(job["id"]))
+    if found is None:
+        raise Expired(f"the clip of job {job['id']} has been deleted; cut it again")
+    age = time.time() - found.at / 1000
+    if rules.result_ttl and age > rules.result_ttl:
+        raise Expired(
+            f"the clip of job {job['id']} is {age / 3600:.1f} h old, kept are {rules.result_ttl / 3600:g} h; cut it again"
+        )
+    return found
+
+
+async def answer(gateway: Gateway, request: Request, clip: Published) -> Response:
+    """The clip, or the piece of it that the request asks for, streamed from wherever it is stored."""
+    tag = f'"{clip.sha256}"'
+    headers = {"ETag": tag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
+    if tag in [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]:
+        return Response(status_code=304, headers=headers)
+    # If-Range with another tag: the client has a piece of another clip, so it gets this one whole.
+    same = request.headers.get("if-range", tag) == tag
+    try:
+        piece = ranges.wanted(request.headers.get("range") if same and request.method == "GET" else None, clip.size)
+    except ranges.Unsatisfiable:
+        error = {
+            "code": "RANGE",
+            "message": f"the clip has {clip.size} bytes; {request.headers['range']!r} is past its end",
+        }
+        return JSONResponse({"error": error}, 416, headers | {"Content-Range": f"bytes */{clip.size}"})
+    part = piece or ranges.Piece(0, clip.size - 1)
+    headers["Content-Length"] = str(part.length)
+    if piece:
+        headers["Content-Range"] = f"bytes {part.first}-{part.last}/{clip.size}"
+    if request.method == "HEAD":
+        return Response(headers=headers, media_type="video/mp4")
+    try:
+        file = await asyncio.to_thread(gateway.results.open, clip.key)
+    except FileNotFoundError:
+        raise Expired(f"{clip.key} has been deleted; cut it again") from None
+    return StreamingResponse(_pieces(file, part), 206 if piece else 200, headers, "video/mp4")
+
+
+def _pieces(file: IO[bytes], part: ranges.Piece) -> Iterator[bytes]:
+    with file:
+        file.seek(part.first)
+        left = part.length
+        while left and (data := file.read(min(_CHUNK, left))):
+            left -= len(data)
+            yield data
+
+
+def expire(results: Results, ttl: float, now: float) -> int:
+    """Delete clips that are too old to be given out; how many. Only in a local directory: buckets have rules of their own."""
+    if not ttl or not isinstance(results, LocalResults):
+        return 0
+    deleted = 0
+    for note in results.root.glob("*/clip.mp4.json"):
+        clip = results.find(f"{note.parent.name}/clip.mp4")
+        if clip is not None and now - clip.at / 1000 > ttl:
+            results.delete(clip.key)
+            deleted += 1
+    return deleted

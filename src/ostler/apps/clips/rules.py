@@ -1,0 +1,129 @@
+"""What the clip service allows: its settings (OSTLER_CLIPS_*) and the one way in which it refuses."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from ostler import ConfigError, Fail
+
+PREFIX = "OSTLER_CLIPS_"
+SHORTEST = 0.1  # seconds; less than that may hold no frame at all
+ENDED = ("done", "failed", "cancelled")
+_STATUS = {"INPUT_TOO_LARGE": 413}
+
+
+class Refused(Fail):
+    """What can never work. In a job it fails for good; in a route it is the answer, and nothing was stored."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.status = _STATUS.get(code, 422)
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """What is wanted: a piece of a source, in seconds."""
+
+    source: str
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        return self.end - self.start
+
+    def mark(self, mode: str) -> str:
+        """What a clip says of its making (the mp4 tag "encoding tool"): which cut it is, and by copy or encode.
+
+        A results store may outlive the database, and then numbers jobs from 1 again: a clip of another cut under the same
+        key must not be taken for this one.
+        """
+        digest = hashlib.sha256(repr((self.source, self.start, self.end)).encode("utf-8", "backslashreplace"))
+        return f"ostler clips {mode} {digest.hexdigest()[:16]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The settings. Each is the variable OSTLER_CLIPS_<NAME>; docs/clips.md has them all."""
+
+    roots: tuple[Path, ...] = ()
+    max_seconds: float = 120
+    max_input_mb: float = 1024
+    max_input_seconds: float = 7200
+    result_ttl: float = 72 * 3600
+    upload_ttl: float = 24 * 3600
+    http: bool = False
+    http_private: bool = False
+    http_timeout: float = 30
+    ffmpeg: str = ""
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Rules:
+        """The rules as the environment sets them; raises ConfigError for what cannot be."""
+        given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
+        return cls(**{name: _read(name, text) for name, text in given.items()})
+
+    @property
+    def max_bytes(self) -> int:
+        return int(self.max_input_mb * 1024 * 1024)
+
+    def check_cut(self, start: float, end: float) -> None:
+        """Refuse numbers that no video could satisfy."""
+        if not (math.isfinite(start) and math.isfinite(end)):
+            raise Refused("VALIDATION", f"start ({start}) and end ({end}) must be numbers of seconds")
+        if start < 0:
+            raise Refused("VALIDATION", f"start is {start:g} s; a clip cannot begin before 0")
+        if end <= start:
+            raise Refused("VALIDATION", f"the clip would end at {end:g} s, not after its start at {start:g} s")
+        if end - start < SHORTEST:
+            raise Refused("VALIDATION", f"a clip of {end - start:g} s is too short; take at least {SHORTEST:g} s")
+        if end - start > self.max_seconds:
+            raise Refused(
+                "VALIDATION",
+                f"the clip would be {end - start:g} s long, more than the {self.max_seconds:g} s that "
+                f"{PREFIX}MAX_SECONDS allows; cut it into shorter ones",
+            )
+
+    def check_size(self, size: int, what: str) -> None:
+        """Refuse an input over the limit; the sentence names both."""
+        if size > self.max_bytes:
+            raise Refused(
+                "INPUT_TOO_LARGE",
+                f"{what} has {size / 2**20:.1f} MB, more than the {self.max_input_mb:g} MB that {PREFIX}MAX_INPUT_MB allows",
+            )
+
+
+def clip_key(job: int) -> str:
+    """Where a job's clip is published: the same for every run of it."""
+    return f"{job}/clip.mp4"
+
+
+def _read(name: str, text: str) -> Any:
+    variable = PREFIX + name.upper()
+    if name == "ffmpeg":
+        return text
+    if name == "roots":
+        return tuple(_root(Path(part), variable) for part in text.split(os.pathsep) if part)
+    if name in ("http", "http_private"):
+        if text not in ("0", "1"):
+            raise ConfigError(f"{variable} must be 1 or 0, found {text!r}")
+        return text == "1"
+    try:
+        number = float(text)
+    except ValueError:
+        raise ConfigError(f"{variable} must be a number, found {text!r}") from None
+    if not 0 <= number < math.inf or (number == 0 and not name.endswith("_ttl")):
+        raise ConfigError(f"{variable} must be more than 0, found {text!r}")
+    return number
+
+
+def _root(path: Path, variable: str) -> Path:
+    if not path.is_absolute():
+        raise ConfigError(f"{variable}: {str(path)!r} is not an absolute path")
+    return path.resolve()
