@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -53,6 +54,7 @@ class Node:
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._signals = 0
+        self._origin = ""
         self._force: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -66,6 +68,7 @@ class Node:
             held.enter_context(_lock(folder))
             _prepare(settings)
             with self._open(durable=True) as store:
+                self._origin = store.meta.once("store_id", secrets.token_hex(8))
                 store.jobs.declare(
                     (
                         {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
@@ -201,6 +204,7 @@ class Node:
             "OSTLER_DATA": str(self.settings.data_dir),
             "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload),
             "OSTLER_RESULTS": self.settings.results,
+            "OSTLER_ORIGIN": self._origin,
         }
         return PoolSpec(
             name=name,

@@ -240,9 +240,11 @@ def test_backpressure_pauses_the_claiming_and_says_why(make_node) -> None:
 def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
     node = make_node("--pool", "work=1", app=APP, OSTLER_RETENTION="1", OSTLER_UPKEEP_INTERVAL="0.3")
     job = node.enqueue("talks", text="x")
+    made = node.enqueue("publishes")
     failed = node.enqueue("fails")
     node.wait_job(failed)
     path = node.folder / "logs" / "jobs" / "0" / f"{job}.log"
     until(lambda: node.get(f"/api/v1/jobs/{job}")[0] == 404, "the job to be gone")
     until(lambda: not path.exists(), "its log too")
+    until(lambda: not (node.folder / "results" / str(made)).exists(), "what another has published")
     assert node.job(failed)["status"] == "failed"

@@ -120,3 +120,12 @@ def test_scratch_is_swept_by_age_and_by_size_but_not_of_live_jobs(tmp_path: Path
     assert scratch.sweep(tmp_path, max_age=500, max_bytes=10_000, live={5}, now=now) == (1, 100)
     assert scratch.sweep(tmp_path, max_age=500, max_bytes=250, live={5}, now=now) == (1, 100)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4", "5", "not-a-job"]
+
+
+def test_artifacts_of_another_store_are_neither_newer_nor_valid(place, tmp_path: Path) -> None:
+    """The results may outlive the database, and then jobs are numbered from 1 again."""
+    place.put(make(tmp_path, "old"), "1/out.txt", fence=9, origin="old store")
+    assert results.valid(place, "1/out.txt", tmp_path, origin="new store") is None
+    assert place.put(make(tmp_path, "new"), "1/out.txt", fence=1, origin="new store").fence == 1
+    place.forget(1)
+    assert place.find("1/out.txt") is None

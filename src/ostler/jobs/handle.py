@@ -99,7 +99,7 @@ class Job:
 
         if not self._holds():
             raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
-        published = self.results.put(Path(path), key, self.fence)
+        published = self.results.put(Path(path), key, self.fence, os.environ.get("OSTLER_ORIGIN", ""))
         self.event("uploaded", {"key": key, "size": published.size, "sha256": published.sha256})
         return published
 
@@ -110,7 +110,7 @@ class Job:
         """
         from ostler.jobs import results  # noqa: PLC0415
 
-        return results.valid(self.results, key, self.scratch, check)
+        return results.valid(self.results, key, self.scratch, check, os.environ.get("OSTLER_ORIGIN", ""))
 
     def check(self) -> None:
         """Raise `Cancelled` when somebody asked to cancel the job."""

@@ -38,13 +38,14 @@ class Published(NamedTuple):
     sha256: str
     fence: int
     at: int
+    origin: str = ""  # the store whose job made it: job numbers and fences mean nothing across two of them
 
 
 class Results(Protocol):
     """A place for artifacts."""
 
-    def put(self, source: Path, key: str, fence: int) -> Published:
-        """Publish a file under the key, atomically. Raises LostClaim when a newer claim has published there."""
+    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
+        """Publish a file under the key, atomically. Raises LostClaim when a newer claim of the same origin has published there."""
 
     def find(self, key: str) -> Published | None:
         """What is published under the key, by its note; None when nothing valid is there."""
@@ -57,6 +58,9 @@ class Results(Protocol):
 
     def delete(self, key: str) -> None:
         """Remove the artifact and its note."""
+
+    def forget(self, job: int) -> None:
+        """Remove all that is published under keys that begin with the job's id."""
 
 
 def connect(url: str, data: Path) -> Results:
@@ -91,19 +95,15 @@ class LocalResults:
     def path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def put(self, source: Path, key: str, fence: int) -> Published:
+    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
         try:
             size, digest = _copy(source, temporary)
             with _locked(target.parent) as folder:
-                found = self.find(key)
-                if found is not None and found.fence > fence:
-                    raise LostClaim(
-                        f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late"
-                    )
-                published = Published(key, size, digest, fence, time.time_ns() // 1_000_000)
+                _check_fence(self.find(key), key, fence, origin)
+                published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin)
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
                 _write(_note(target), published)
                 temporary.replace(target)
@@ -133,6 +133,9 @@ class LocalResults:
         with contextlib.suppress(OSError):
             target.parent.rmdir()
 
+    def forget(self, job: int) -> None:
+        shutil.rmtree(self.root / str(job), ignore_errors=True)
+
 
 class RemoteResults:
     """Anything that fsspec can reach. A put of an object is atomic there; the note follows it."""
@@ -148,12 +151,10 @@ class RemoteResults:
     def _at(self, key: str) -> str:
         return f"{self._root.rstrip('/')}/{check_key(key)}"
 
-    def put(self, source: Path, key: str, fence: int) -> Published:
+    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
         target = self._at(key)
-        found = self.find(key)
-        if found is not None and found.fence > fence:
-            raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
-        published = Published(key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000)
+        _check_fence(self.find(key), key, fence, origin)
+        published = Published(key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin)
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         temporary = f"{target}.{fence}.{os.getpid()}.part"
         try:
@@ -170,7 +171,11 @@ class RemoteResults:
         try:
             note = Published(**json.loads(self._fs.cat_file(f"{target}.json")))
             return note if self._fs.size(target) == note.size else None
-        except (OSError, ValueError, TypeError):
+        except (
+            FileNotFoundError,
+            ValueError,
+            TypeError,
+        ):  # other trouble passes: it does not mean that nothing is there
             return None
 
     def open(self, key: str) -> IO[bytes]:
@@ -186,11 +191,22 @@ class RemoteResults:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
+    def forget(self, job: int) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._fs.rm(f"{self._root.rstrip('/')}/{job}", recursive=True)
 
-def valid(results: Results, key: str, scratch: Path, check: Callable[[Path], object] | None = None) -> Published | None:
+
+def _check_fence(found: Published | None, key: str, fence: int, origin: str) -> None:
+    if found is not None and found.origin == origin and found.fence > fence:
+        raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
+
+
+def valid(
+    results: Results, key: str, scratch: Path, check: Callable[[Path], object] | None = None, origin: str = ""
+) -> Published | None:
     """What is published under the key, if its checksum is right and the app's own check does not object (by raising)."""
     found = results.find(key)
-    if found is None:
+    if found is None or found.origin != origin:
         return None
     try:
         path = results.fetch(key, scratch / "published")

@@ -25,6 +25,7 @@ from ostler.errors import BadArguments, ConfigError
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
+from ostler.jobs.results import LostClaim
 from ostler.lifecycle.child import Channel
 from ostler.lifecycle.wire import Frame
 
@@ -166,6 +167,8 @@ class Runner:
             return self._failed(job, "snooze", "SNOOZED", error, error.after)
         except Cancel as error:
             return self._failed(job, "cancelled", "CANCELLED", error)
+        except LostClaim as error:
+            return self._failed(job, "transient", error.code, error)
         except MemoryError as error:
             return self._failed(job, "transient", "OOM", error)
         except Cancelled as error:
@@ -209,7 +212,7 @@ class Runner:
     def _failed(
         self, job: Job, kind: str, code: str, error: BaseException, after: float | None = None
     ) -> tuple[Any, ...]:
-        expected = isinstance(error, Fail | Retry | Snooze | Cancel | Cancelled | BadArguments)
+        expected = isinstance(error, Fail | Retry | Snooze | Cancel | Cancelled | LostClaim | BadArguments)
         message = _words(error) if expected else f"{type(error).__name__}: {_words(error)}"
         what = {"code": code, "message": message[:2000]}
         if not expected or (error.__cause__ is not None and kind == "permanent"):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Bus, Recovered
-from ostler.jobs import schedule, scratch
+from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
@@ -70,11 +70,21 @@ class Upkeep:
         gone, live = await self._lane.call(purge)
         if gone:
             log.info("%d old jobs were deleted", len(gone))
-            await asyncio.to_thread(self._logs.delete, gone)
+            await asyncio.to_thread(self._forget, gone)
         limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
         folders, freed = await asyncio.to_thread(scratch.sweep, settings.data_dir / "scratch", live=live, **limits)
         if folders:
             log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
+
+    def _forget(self, jobs: list[int]) -> None:
+        """What jobs printed and published goes with them."""
+        self._logs.delete(jobs)
+        place = results.connect(self._settings.results, self._settings.data_dir)
+        for job in jobs:
+            try:
+                place.forget(job)
+            except Exception as error:  # noqa: BLE001  the rest goes on
+                log.warning("the artifacts of job %d could not be deleted: %s", job, error)
 
 
 async def _forever(name: str, step: Callable[[], Awaitable[None]]) -> None:

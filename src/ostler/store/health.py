@@ -232,6 +232,14 @@ class Meta:
     def set(self, key: str, value: str) -> None:
         self._db.run("meta_set", key=key, value=value)
 
+    def once(self, key: str, value: str) -> str:
+        """What the key has, or the value, which it has from then on."""
+        with self._db.transaction():
+            found = self.get(key)
+            if found is None:
+                self.set(key, value)
+            return found or value
+
     def delete(self, key: str) -> None:
         self._db.run("meta_delete", key=key)
 
