@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ostler.jobs.dispatcher import Durations
+from ostler.jobs.seat import Durations
 
 
 def test_an_unknown_task_is_handed_over_alone() -> None:

@@ -19,7 +19,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ostler.config import Settings
@@ -27,9 +26,9 @@ from ostler.errors import StoreBusy
 from ostler.events import Backpressure, Bus, ClaimLost, ClaimMissed, JobEnded
 from ostler.jobs import backpressure, verdict
 from ostler.jobs.logs import JobLogs
+from ostler.jobs.seat import Durations, Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle.recycle import RecycleLimits
-from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Worker
@@ -43,54 +42,10 @@ log = logging.getLogger("ostler.jobs")
 
 _NEVER = RecycleLimits()
 
-_HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
-_HANDOVER_MOST = 128
 _GATHER = 0.003  # a turn waits so long for more results, while every worker still has enough in hand
-_KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
 _FRAME_BYTES = 4_000_000  # of arguments in one frame
 _RECALL_AFTER = 0.050  # a running job that lasts longer gives back what waits behind it
-
-
-@dataclass(slots=True, eq=False)
-class Seat:
-    """A worker and what it has in hand; the first is running."""
-
-    worker: Worker
-    jobs: deque[Claim] = field(default_factory=deque)
-    begun: bool = False  # the first is known to have begun
-    began: float = 0.0
-    began_ms: int = 0
-    recalled: bool = False
-    timed_out: bool = False
-    cancel_by: float | None = None  # SIGTERM then
-    kill_by: float | None = None  # SIGKILL then
-
-    def next(self, now: float, at: int, *, begun: bool) -> None:
-        """Another job is the first one in hand: nothing that was said of the last one holds for it."""
-        self.began, self.began_ms, self.begun = now, at, begun
-        self.recalled = self.timed_out = False
-        self.cancel_by = self.kill_by = self.worker.parting = None
-
-
-class Durations:
-    """Measured durations: per task a running average, per queue the slowest of its tasks."""
-
-    def __init__(self) -> None:
-        self._average: dict[str, dict[str, tuple[int, float]]] = {}
-
-    def add(self, queue: str, task: str, seconds: float) -> None:
-        tasks = self._average.setdefault(queue, {})
-        count, average = tasks.get(task, (0, 0.0))
-        tasks[task] = (count + 1, seconds if count == 0 else 0.8 * average + 0.2 * seconds)
-
-    def handover(self, queue: str) -> int:
-        """How many jobs of the queue a worker may hold: one when any of its tasks is long or not yet measured."""
-        tasks = self._average.get(queue)
-        if not tasks or any(count < _KNOWN_AFTER for count, _ in tasks.values()):
-            return 1
-        slowest = max(average for _, average in tasks.values())
-        return max(1, min(_HANDOVER_MOST, int(_HANDOVER_SECONDS / max(slowest, 1e-6))))
 
 
 class Dispatcher:
@@ -115,6 +70,7 @@ class Dispatcher:
         self._due: asyncio.TimerHandle | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._closing = False
+        self._answers: set[asyncio.Task[None]] = set()
         self._limits = limits or {}
         self._logs = JobLogs(settings.data_dir)
         self._held_until = 0.0
@@ -182,6 +138,7 @@ class Dispatcher:
         except Exception:
             log.exception("the store refused a turn; its items are tried one by one")
             await self._one_by_one(turn)
+            self._bell.set()
             return
         self._deliver(taken)
         if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
@@ -381,7 +338,9 @@ class Dispatcher:
                 )
                 self._bell.set()
             case ["holds", job, fence]:
-                self._loop.create_task(self._answer(worker, job, fence))
+                answer = self._loop.create_task(self._answer(worker, job, fence))
+                self._answers.add(answer)
+                answer.add_done_callback(self._answers.discard)
             case ["back", jobs]:
                 self._came_back(seat, set(jobs))
             case _:
@@ -553,12 +512,6 @@ class Dispatcher:
     def running(self) -> int:
         """How many jobs are running on this node now."""
         return sum(1 for seat in self._seats.values() if seat.jobs)
-
-    def idle(self) -> int:
-        """How many workers could take a job now."""
-        return sum(
-            1 for s in self._seats.values() if not s.jobs and s.worker.status is Status.HEALTHY and s.worker.accepting
-        )
 
 
 def _parts(claims: list[Claim]) -> Iterator[list[Claim]]:

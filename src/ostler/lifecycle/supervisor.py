@@ -23,7 +23,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
-from ostler.lifecycle import ends, family, launch, probe, recycle, restart
+from ostler.lifecycle import ends, family, launch, plain, recycle, restart
 from ostler.lifecycle.process import Ended, Process, oom_kills
 from ostler.lifecycle.record import Records
 from ostler.lifecycle.restart import Again, GiveUp, History, Limits
@@ -272,25 +272,8 @@ class Supervisor:
             self.records.starting(worker)
         if spec.probe is not None and worker.process is not None:
             worker.probe = spec.probe.fill(filled)
-            self._spawn_task(self._watch_probe(worker), f"probe {slot.component}")
-
-    async def _watch_probe(self, worker: Worker) -> None:
-        """Ask a plain program whether it is ready, and then whether it still is."""
-        assert worker.probe is not None
-        if worker.probe.kind == "line":
-            return  # `_line` announces it
-        if worker.probe.kind == "none":
-            worker.announced = True
-            self._wake.set()
-            return
-        while worker.ended is None:
-            worker.unwell = await probe.ask(worker.probe)
-            if worker.unwell is None:
-                worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
-                if not worker.announced:
-                    worker.announced = True
-                    self._wake.set()
-            await asyncio.sleep(self.settings.heartbeat_interval if worker.announced else 0.1)
+            watching = plain.watch(worker, self.settings.heartbeat_interval, self._wake.set)
+            self._spawn_task(watching, f"probe {slot.component}")
 
     def _healthy(self, slot: Slot, worker: Worker, now: float) -> None:
         if worker is slot.heir:
@@ -568,26 +551,11 @@ class Supervisor:
         if self._guard and self._guard.poll() is not None:
             log.warning("the guard has ended; starting another")
             self._start_guard()
-        plain = {
-            w.process.pid: w
-            for s in self.slots.values()
-            for w in s.all()
-            if w.probe is not None and w.process and w.ended is None
-        }
-        for worker in plain.values():
-            if worker.probe and not worker.probe.repeats:  # alive is all that can be known
-                worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
-        if plain:
-            self._spawn_task(self._measure(plain), "memory")
+        programs = [w for slot in self.slots.values() for w in slot.all() if w.probe and w.process and w.ended is None]
+        if programs:
+            self._spawn_task(plain.look(programs), "programs")
         self.bus.send(Beats(sum(1 for slot in self.slots.values() if slot.worker is not None)))
         self.records.beats([slot.worker for slot in self.slots.values() if slot.worker is not None])
-
-    async def _measure(self, plain: dict[int, Worker]) -> None:
-        used = await asyncio.to_thread(family.rss_by_session, set(plain))
-        for pid, mb in used.items():
-            plain[pid].rss_mb = round(mb, 1)
-            if process := plain[pid].process:
-                process.peak_rss_mb = max(process.peak_rss_mb, round(mb, 1))
 
     def _spawn_task(self, work: Any, name: str) -> None:
         task = asyncio.get_running_loop().create_task(work, name=name)

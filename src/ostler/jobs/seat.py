@@ -1,0 +1,54 @@
+"""What the dispatcher keeps of a worker, and how much it may give it."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from ostler.lifecycle.worker import Worker
+from ostler.store.rows import Claim
+
+_HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
+_HANDOVER_MOST = 128
+_KNOWN_AFTER = 5  # runs until a task's duration counts as measured
+
+
+@dataclass(slots=True, eq=False)
+class Seat:
+    """A worker and what it has in hand; the first is running."""
+
+    worker: Worker
+    jobs: deque[Claim] = field(default_factory=deque)
+    begun: bool = False  # the first is known to have begun
+    began: float = 0.0
+    began_ms: int = 0
+    recalled: bool = False
+    timed_out: bool = False
+    cancel_by: float | None = None  # SIGTERM then
+    kill_by: float | None = None  # SIGKILL then
+
+    def next(self, now: float, at: int, *, begun: bool) -> None:
+        """Another job is the first one in hand: nothing that was said of the last one holds for it."""
+        self.began, self.began_ms, self.begun = now, at, begun
+        self.recalled = self.timed_out = False
+        self.cancel_by = self.kill_by = self.worker.parting = None
+
+
+class Durations:
+    """Measured durations: per task a running average, per queue the slowest of its tasks."""
+
+    def __init__(self) -> None:
+        self._average: dict[str, dict[str, tuple[int, float]]] = {}
+
+    def add(self, queue: str, task: str, seconds: float) -> None:
+        tasks = self._average.setdefault(queue, {})
+        count, average = tasks.get(task, (0, 0.0))
+        tasks[task] = (count + 1, seconds if count == 0 else 0.8 * average + 0.2 * seconds)
+
+    def handover(self, queue: str) -> int:
+        """How many jobs of the queue a worker may hold: one when any of its tasks is long or not yet measured."""
+        tasks = self._average.get(queue)
+        if not tasks or any(count < _KNOWN_AFTER for count, _ in tasks.values()):
+            return 1
+        slowest = max(average for _, average in tasks.values())
+        return max(1, min(_HANDOVER_MOST, int(_HANDOVER_SECONDS / max(slowest, 1e-6))))
