@@ -180,6 +180,9 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
     )
     assert done.stdout == text(first)
     assert "\x1e" not in _logs(node)
+    with urllib.request.urlopen(f"{node.url}/api/v1/workers/{node.job(first)['worker']}/logs") as response:
+        assert "a child says one" in response.read().decode()
+    assert node.get("/api/v1/workers/worker:nope:0/logs")[0] == 404
 
 
 def test_metrics_are_there_under_the_promised_names(node: Node) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter
+from fastapi import APIRouter, Query
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from ostler.errors import NotFound
@@ -83,6 +84,13 @@ def router(context: Context) -> APIRouter:
         node = rows[0]["node"]
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
         return JSONResponse({**view(rows[0]), "exits": exits})
+
+    @routes.get("/workers/{component}/logs", summary="The last output of a worker")
+    async def logs(component: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
+        slot = control.slot(component)
+        path = context.settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
+        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+        return PlainTextResponse("".join(f"{line}\n" for line in text.splitlines()[-lines:]))
 
     @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
     async def drain(component: str) -> JSONResponse:
