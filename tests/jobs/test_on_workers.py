@@ -124,7 +124,8 @@ def test_an_ended_job_can_be_retried_with_a_fresh_budget(node: Node) -> None:
     job = node.wait_job(node.enqueue("crash", times=3))
     assert job["error"]["code"] == "TOXIC"
     status, again = node.post(f"/api/v1/jobs/{job['id']}/retry")
-    assert (status, again["status"], again["crashes"]) == (200, "queued", 0)
+    assert (status, again["crashes"]) == (200, 0)
+    assert again["status"] in ("queued", "processing")  # it may have begun by now
     # Its crash count starts anew, so it crashes three times more and is toxic again; the timeline keeps all of it.
     assert node.wait_job(job["id"], "failed")["attempt"] == 6
     assert node.events(job["id"]).count("retried") == 1
