@@ -368,6 +368,8 @@ def _end(node: dict[str, Any], workers: list[dict[str, Any]]) -> int:
 
 def _tell(event: Event) -> None:
     """The node's log, in words."""
+    if isinstance(event, JobEnded) and event.event != "failed":
+        return  # the most frequent one, and nothing to tell
     match event:
         case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay):
             follows = f"restart in {delay:g} s" if delay is not None else "no restart"

@@ -36,6 +36,9 @@ APP_LOAD = 70
 _TRACE = 8000
 
 
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+
+
 class Terminated(BaseException):
     """SIGTERM arrived: unwinds the running job, so that its `finally` blocks run."""
 
@@ -197,7 +200,7 @@ class Runner:
 
     def _encode(self, result: Any) -> str:
         try:
-            text = json.dumps(result, separators=(",", ":"), allow_nan=False)
+            text = "null" if result is None else _json(result)
         except (TypeError, ValueError, RecursionError) as error:
             raise Fail(
                 "BAD_RESULT", f"the result ({type(result).__name__}) cannot be written as JSON: {error}"

@@ -14,12 +14,13 @@ import json
 from typing import Any
 
 Frame = list[Any]
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make a new one for each frame
 LONGEST = 64 * 1024 * 1024  # a line longer than this is not ours
 
 
 def encode(frame: Frame) -> bytes:
     """One frame as bytes."""
-    return json.dumps(frame, separators=(",", ":")).encode() + b"\n"
+    return _encode(frame).encode() + b"\n"
 
 
 class Frames:
@@ -42,7 +43,7 @@ class Frames:
         frames: list[Frame] = []
         for line in lines:
             try:
-                frame = json.loads(line)
+                frame = json.loads(line.decode())  # of bytes, json would guess the encoding first
             except ValueError:
                 frame = None
             if not isinstance(frame, list) or not frame or not isinstance(frame[0], str):

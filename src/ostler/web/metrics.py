@@ -40,6 +40,7 @@ class Metrics:
             "ostler_queue_oldest_seconds", "Age of the oldest ready job", ["queue"], registry=self.registry
         )
         self.workers = Gauge("ostler_workers", "Workers by pool and status", ["pool", "status"], registry=self.registry)
+        self._runs: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
         bus.listen(self._heard)
 
     def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
@@ -48,8 +49,16 @@ class Metrics:
     def _heard(self, event: Any) -> None:
         match event:
             case JobEnded(_, task, queue, _, name, seconds, code):
-                self.ended.labels(task, queue, name).inc()
-                self.durations.labels(task).observe(seconds)
+                found = self._runs.get((task, queue, name))
+                if found is None:  # labels are looked up once: this is called for every single run
+                    found = self._runs[task, queue, name] = (
+                        self.ended.labels(task, queue, name),
+                        self.durations.labels(task),
+                    )
+                found[0].inc()
+                found[1].observe(seconds)
+                if name == "done":
+                    return
                 if name == "requeued:retry":
                     self.retries.labels(code or "ERROR").inc()
                 elif name.startswith("requeued:"):
