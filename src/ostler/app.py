@@ -198,8 +198,8 @@ class Ostler:
 
     def queue(self, name: str, *, at_once: int | None = None, rate: str | None = None) -> None:
         """Limits of a queue over all nodes: how many run at once, and how many begin per time ("10/s", "100/m", "1000/h")."""
-        if at_once is not None and at_once < 1:
-            raise ConfigError(f"queue {name!r}: at_once must be at least 1, found {at_once}")
+        if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
+            raise ConfigError(f"queue {name!r}: at_once must be a whole number from 1, found {at_once!r}")
         self.queues[config.pool_name(name)] = (at_once, None if rate is None else _rate(name, rate))
 
     def batch(self, steps: Iterable[Step | Chain], *, then: Step | None = None, into: str | None = None) -> BatchId:
@@ -283,8 +283,8 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 def _rate(name: str, text: str) -> float:
-    count, _, unit = text.partition("/")
-    if not count.strip().isdigit() or int(count) < 1 or unit.strip() not in _UNITS:
+    count, _, unit = text.partition("/") if isinstance(text, str) else ("", "", "")
+    if not (count.strip().isascii() and count.strip().isdigit()) or int(count) < 1 or unit.strip() not in _UNITS:
         raise ConfigError(f"queue {name!r}: rate {text!r} is not one; write a number per s, m, h or d, such as 100/m")
     return int(count) / _UNITS[unit.strip()]
 
@@ -293,15 +293,24 @@ def _checked(task: str, policy: dict[str, Any], parameters: signature.Parameters
     """The policy as it is stored; raises ConfigError."""
     names = {p["name"] for p in parameters}
     unique, per, backoff, at_once = (policy[k] for k in ("unique", "per", "backoff", "at_once"))
-    if isinstance(unique, str):
+    if isinstance(unique, str) or unique == []:
         raise ConfigError(f"job {task!r}: unique must be True or a list of parameter names")
     for name in [*(unique if not isinstance(unique, bool) else ()), *([per] if per else ())]:
         if name not in names:
             raise ConfigError(
                 f"job {task!r}: {name!r} is not one of its parameters ({', '.join(sorted(names)) or 'none'})"
             )
-    if at_once is not None and at_once < 1:
-        raise ConfigError(f"job {task!r}: at_once must be at least 1, found {at_once}")
+    seconds = policy["unique_for"]
+    if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
+        raise ConfigError(f"job {task!r}: at_once must be a whole number from 1, found {at_once!r}")
+    if per is not None and at_once is None:
+        raise ConfigError(f"job {task!r}: per={per!r} says for what; add at_once=… to say how many")
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9
+    ):
+        raise ConfigError(f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
+    if seconds is not None and unique is False:
+        unique = True
     if backoff is not None and not (len(backoff) == 2 and 0 <= backoff[0] <= backoff[1] < 1e9):
         raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
     found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}

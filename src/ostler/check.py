@@ -39,7 +39,7 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
     for name, (spec, zone, step) in app.schedules.items():
         schedule.check(spec, zone)
         try:
-            step.prepared()
+            step.waiting()
         except InputError as error:
             raise ConfigError(f"schedule {name!r}: {error}") from None
 

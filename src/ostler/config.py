@@ -22,7 +22,7 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 
 
 # Variables that Ostler itself gives to workers, and the one that names the settings file.
-_INTERNAL = frozenset({"component", "control", "family", "config", "origin"})
+_INTERNAL = frozenset({"component", "control", "family", "config", "origin", "label"})
 
 
 def _setting(default: Any, doc: str) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +30,7 @@ class Step:
 
     def then(self, step: Step, into: str | None = None) -> Chain:
         """Go on with that step when this one is done; `into` names the parameter that takes this one's result."""
-        return Chain([(self, None), (step, into)])
+        return Chain([(self, None)]).then(step, into)
 
     def enqueue(self) -> JobId:
         """Store it alone."""
@@ -39,11 +38,25 @@ class Step:
 
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
         """The job to store; raises InputError."""
-        options = with_time(self._options)
         limit = self._app.producer.settings.max_payload
-        return prepare(
-            {self._row["name"]: self._row}, self._row["name"], self._args, limit, into=into, **{**options, **more}
-        )
+        options = {**self._options, **more}
+        return prepare({self._row["name"]: self._row}, self._row["name"], self._args, limit, into=into, **options)
+
+    def waiting(self, into: str | None = None) -> dict[str, Any]:
+        """As it waits in a chain, batch or schedule: a delay counts from when it is stored, not from now."""
+        from ostler.store.flows import step_of  # noqa: PLC0415
+
+        if self._options.get("run_at") is not None:
+            raise BadArguments(
+                f"task {self._row['name']!r}: run_at is a fixed time; a step that waits can only have a delay"
+            )
+        self.prepared(into)  # all checks, the delay's too
+        return step_of(self.prepared(into, delay=None), into, self._options.get("delay"))
+
+    @property
+    def delay(self) -> float | None:
+        found: float | None = self._options.get("delay")
+        return found
 
 
 class Chain:
@@ -53,6 +66,8 @@ class Chain:
         self._steps = steps
 
     def then(self, step: Step, into: str | None = None) -> Chain:
+        if not isinstance(step, Step):
+            raise BadArguments(f"a chain goes on with one step, such as task.s(…), found {type(step).__name__}")
         return Chain([*self._steps, (step, into)])
 
     def enqueue(self) -> JobId:
@@ -61,9 +76,7 @@ class Chain:
         return JobId(self._steps[0][0]._app.producer.enqueue([first])[0])  # noqa: SLF001
 
     def prepared(self) -> NewJob:
-        from ostler.store.flows import step_of  # noqa: PLC0415
-
-        following = [step_of(step.prepared(into), into) for step, into in self._steps[1:]]
+        following = [step.waiting(into) for step, into in self._steps[1:]]
         return self._steps[0][0].prepared(next=json.dumps(following))
 
 
@@ -75,9 +88,9 @@ class BatchId(int):
 
 def store_batch(app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None) -> BatchId:
     """See `Ostler.batch`."""
-    from ostler.store.flows import step_of  # noqa: PLC0415
-
-    callback = None if then is None else step_of(then.prepared(into), into)
+    if then is not None and not isinstance(then, Step):
+        raise BadArguments(f"then must be one step, such as task.s(…), found {type(then).__name__}")
+    callback = None if then is None else then.waiting(into)
     batch, jobs = app.producer.batch([step.prepared() for step in steps], callback)
     stored = BatchId(batch)
     stored.jobs = [JobId(job) for job in jobs]
@@ -93,14 +106,3 @@ def check_options(task: str, options: Mapping[str, Any]) -> None:
     """Raise BadArguments on an option that does not exist."""
     if unknown := options.keys() - OPTIONS:
         raise BadArguments(f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
-
-
-def with_time(options: Mapping[str, Any]) -> dict[str, Any]:
-    """`delay` (seconds from now) as `run_at` (ms)."""
-    found = dict(options)
-    delay = found.pop("delay", None)
-    if delay is not None:
-        if not isinstance(delay, int | float) or isinstance(delay, bool) or not 0 <= delay < 1e9:
-            raise BadArguments(f"delay must be a number of seconds from 0, found {delay!r}")
-        found["run_at"] = time.time_ns() // 1_000_000 + int(delay * 1000)
-    return found

@@ -34,7 +34,6 @@ from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
 from ostler.store import Store, database_path, now_ms
 from ostler.store.doorbell import Doorbell
-from ostler.store.flows import step_of
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.sweep import recover_dead_nodes
@@ -95,7 +94,7 @@ class Node:
             supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
-            upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover)
+            upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
             context = Context(
                 settings,
@@ -177,7 +176,7 @@ class Node:
                 "name": name,
                 "spec": spec,
                 "zone": zone,
-                "step": step_of(step.prepared()),
+                "step": step.waiting(),
                 "next_at": schedule.following(spec, zone, now),
             }
             for name, (spec, zone, step) in self.app.schedules.items()

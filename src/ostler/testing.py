@@ -30,13 +30,15 @@ from types import TracebackType
 from typing import Any, Self
 
 from ostler.app import Ostler, Task
+from ostler.errors import BadArguments
 from ostler.flows import JobId, Step
-from ostler.jobs import schedule, verdict
+from ostler.jobs import schedule, signature, verdict
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
+from ostler.jobs.results import LostClaim
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
-from ostler.store.flows import step_of
+from ostler.store.limits import QueueLimit
 from ostler.store.rows import Claim, Finish, Note, Requeue, Turn
 
 _NODE, _WORKER = "bench", "worker:bench:0"
@@ -66,6 +68,9 @@ class Bench:
     def __init__(self, app: Ostler, *, now: float = 1_700_000_000.0, crash_limit: int = 2) -> None:
         self.app, self.now = app, now
         self._policy = Policy(crash_limit=crash_limit)
+        self._limits = {
+            q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in app.queues.items()
+        }
         self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
         self._saved: dict[str, str | None] = {}
 
@@ -81,7 +86,7 @@ class Bench:
                 "name": n,
                 "spec": s,
                 "zone": z,
-                "step": step_of(step.prepared()),
+                "step": step.waiting(),
                 "next_at": schedule.following(s, z, self._ms()),
             }
             for n, (s, z, step) in self.app.schedules.items()
@@ -114,7 +119,10 @@ class Bench:
 
     def put(self, step: Step) -> JobId:
         """Store a step at the bench's time."""
-        return JobId(self.store.jobs.enqueue([step.prepared()], self._ms())[0])
+        job = step.prepared()
+        if step.delay is not None:  # by the bench's clock
+            job = job._replace(run_at=self._ms() + int(step.delay * 1000))
+        return JobId(self.store.jobs.enqueue([job], self._ms())[0])
 
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
@@ -132,7 +140,7 @@ class Bench:
         """Run the next ready job, if there is one."""
         queues = sorted({task.queue for task in self.app.tasks.values()})
         for queue in queues:
-            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}))
+            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
             if taken.claims:
                 return self._one(taken.claims[0])
         return False
@@ -168,7 +176,7 @@ class Bench:
         result: Callable[[Ran], Finish | Requeue]
         try:
             value = self._call(claim, job)
-            text = json.dumps(value, allow_nan=False)
+            text = self._encoded(value)
             result = lambda ran: verdict.done(ran, text)  # noqa: E731
         except Killed as death:
             died = True
@@ -187,9 +195,21 @@ class Bench:
     def _call(self, claim: Claim, job: Job) -> Any:
         task = self.app.tasks[claim.task]
         values = json.loads(claim.args)
+        try:
+            signature.check(claim.task, task.parameters, values)
+        except BadArguments as error:
+            raise Fail(error.code, str(error)) from error
         if inspect.iscoroutinefunction(task.function):
             return asyncio.run(task.function(job, **values))
         return task.function(job, **values)
+
+    def _encoded(self, value: Any) -> str:
+        try:
+            return json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise Fail(
+                "BAD_RESULT", f"the result ({type(value).__name__}) cannot be written as JSON: {error}"
+            ) from error
 
     def _failure(self, error: BaseException) -> Callable[[Ran], Finish | Requeue]:
         trace = "".join(traceback.format_exception(error))
@@ -202,6 +222,8 @@ class Bench:
             case Snooze():
                 return lambda ran: verdict.snoozed(ran, error.after)
             case _:
-                what = {"code": "ERROR", "message": f"{type(error).__name__}: {error}", "traceback": trace}
+                codes = {Retry: "RETRY", LostClaim: "LOST_CLAIM", MemoryError: "OOM"}
+                code = next((c for kind, c in codes.items() if isinstance(error, kind)), "ERROR")
+                what = {"code": code, "message": f"{type(error).__name__}: {error}", "traceback": trace}
                 after = error.after if isinstance(error, Retry) else None
                 return lambda ran: verdict.transient(ran, what, self._policy, after)

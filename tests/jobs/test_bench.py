@@ -115,3 +115,30 @@ def test_the_bench_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
 
     assert os.environ["OSTLER_DATA"] == str(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_bench_is_as_strict_as_a_node() -> None:
+    strict = Ostler()
+    strict.queue("slow", rate="1/h")
+
+    @strict.job(queue="work", attempts=2)
+    def odd(job: Job, x: int = 0) -> object:
+        return {1, 2} if x == 0 else x
+
+    @strict.job(queue="slow")
+    def slow(job: Job) -> None: ...
+
+    with Bench(strict) as bench:
+        bad = bench.enqueue(odd)
+        chained = bench.put(odd.s(x=1))
+        late = bench.put(odd.options(delay=60).s(x=2))
+        for _ in range(3):
+            bench.enqueue(slow)
+        bench.run()
+        assert bench.job(bad)["error"]["code"] == "BAD_RESULT"
+        assert bench.job(chained)["result"] == 1
+        assert bench.job(late)["status"] == "queued"
+        assert [j["status"] for j in bench.store.jobs.list(task="slow")[0]].count("done") == 1
+        bench.advance(61)
+        bench.run()
+        assert bench.job(late)["result"] == 2

@@ -142,7 +142,7 @@ def test_an_artifact_is_published_once_and_short_circuits_a_second_run(node: Nod
     assert (job["status"], job["result"], job["crashes"]) == ("done", "found", 1)
     assert node.events(job["id"]) == ["created", "processing", "uploaded", "requeued:crash", "processing", "done"]
     folder = node.folder / "results" / str(job["id"])
-    assert sorted(p.name for p in folder.iterdir()) == ["out.txt", "out.txt.json"]
+    assert sorted(p.name for p in folder.iterdir()) == [".out.txt.ostler", "out.txt"]
     assert (folder / "out.txt").read_text() == "content"
 
 
@@ -183,6 +183,40 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
     with urllib.request.urlopen(f"{node.url}/api/v1/workers/{node.job(first)['worker']}/logs") as response:
         assert "a child says one" in response.read().decode()
     assert node.get("/api/v1/workers/worker:nope:0/logs")[0] == 404
+
+
+def test_nothing_that_a_job_prints_can_be_taken_for_a_label(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "rude.py"
+    app.write_text(
+        "import os\nfrom ostler import Ostler\napp = Ostler()\n"
+        "@app.job(queue='q')\ndef rude(job, path: str):\n"
+        "    print('cell\\x1e999')\n    os.write(1, b'\\x1exyz\\n')\n    print('\\x1e\\u00b2')\n    print('still here')\n"
+        "    file = os.open(path, os.O_CREAT | os.O_WRONLY)\n    os.dup2(file, 1)\n    os.write(1, b'mine\\n')\n"
+        "@app.job(queue='q')\ndef plain(job): print('plain says', job.id)\n"
+    )
+    node = make_node("--pool", "q=1", app=app)
+    rude, plain = node.enqueue("rude", path=str(tmp_path / "file")), node.enqueue("plain")
+    node.wait_job(rude), node.wait_job(plain)
+    logs = node.folder / "logs" / "jobs" / "0"
+    until(
+        lambda: (logs / f"{plain}.log").exists() and (logs / f"{plain}.log").read_text() == f"plain says {plain}\n",
+        "the second job's own line",
+    )
+    assert (logs / f"{rude}.log").read_text() == "cell\x1e999\n\x1exyz\n\x1e\u00b2\nstill here\n"
+    assert (tmp_path / "file").read_text() == "mine\n"
+    assert not (logs / "999.log").exists()
+
+
+def test_a_bad_request_does_not_hurt_the_good_ones_beside_it(node: Node) -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    bad = {"task": "double", "args": {"x": 1}, "limit_key": "k", "limit_max": 10**30}
+    bodies = [bad if n % 5 == 0 else {"task": "double", "args": {"x": n}} for n in range(50)]
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda body: node.post("/api/v1/jobs", body)[0], bodies))
+    assert answers == [422 if n % 5 == 0 else 201 for n in range(50)]
+    assert node.get("/api/v1/jobs/" + "9" * 30)[0] in (404, 422)
+    assert node.get("/api/v1/jobs?batch=" + "9" * 30)[0] == 422
 
 
 def test_metrics_are_there_under_the_promised_names(node: Node) -> None:

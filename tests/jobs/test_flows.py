@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from ostler.errors import ConfigError
+from ostler.errors import ConfigError, Conflict
 from ostler.jobs import schedule
 from ostler.store import Store
 from ostler.store.flows import step_of
 from ostler.store.limits import QueueLimit
-from ostler.store.rows import Finish, NewJob, Turn
+from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 
 
 def job(**more) -> NewJob:
@@ -241,3 +241,110 @@ def test_filters_find_dead_letters_by_code(store: Store) -> None:
         store.jobs.turn(Turn("n", 2, finishes=[f]))
     assert store.jobs.matching(("failed",), 10, code="TOXIC", queue="q") == [ids[0], ids[2]]
     assert [j["id"] for j in store.jobs.list(code="TOXIC")[0]] == [ids[2], ids[0]]
+
+
+# ---- what a review found
+
+
+def test_a_key_is_counted_over_all_queues_of_a_turn(store: Store) -> None:
+    store.jobs.enqueue([job(queue="a", limit_key="gpu", limit_max=1), job(queue="b", limit_key="gpu", limit_max=1)], 1)
+    assert len(store.jobs.turn(Turn("n", 1, wants={"a": ["w1"], "b": ["w2"]})).claims) == 1
+
+
+def test_schedules_and_batches_heed_unique_keys(store: Store) -> None:
+    row = {"name": "s", "spec": "* * * * *", "zone": "UTC", "step": step_of(job(unique_key="k")), "next_at": MINUTE}
+    store.jobs.flows.declare_schedules([row])
+    fired = [len(store.jobs.flows.fire(n * MINUTE, schedule.following)[0]) for n in (1, 2, 3)]
+    assert fired == [1, 0, 0]
+    batch, ids = store.jobs.flows.batch([job(unique_key="k"), job(unique_key="new"), job(unique_key="new")], None, 1)
+    assert ids == [1, 2, 2]
+    assert store.jobs.flows.get_batch(batch)["pending"] == 1
+
+
+def test_a_chain_that_cannot_begin_is_refused_not_cut_short(store: Store) -> None:
+    store.jobs.enqueue([job(unique_key="k")], 1)
+    with pytest.raises(Conflict, match="the chain was not stored"):
+        store.jobs.enqueue([job(unique_key="k", next=json.dumps([step_of(job())]))], 2)
+
+
+def test_a_retry_takes_its_unique_key_back_or_is_refused(store: Store) -> None:
+    (first,) = store.jobs.enqueue([job(unique_key="k")], 1)
+    store.jobs.cancel(first, 2)
+    (second,) = store.jobs.enqueue([job(unique_key="k")], 3)
+    with pytest.raises(Conflict, match=f"job {second} holds its unique key"):
+        store.jobs.retry(first, 4)
+    assert store.jobs.retry_many(4, 10, "cancelled", queue="q") == {}
+    store.jobs.cancel(second, 5)
+    store.jobs.purge(6, done_before=None, failed_before=None)
+    store.jobs.retry(first, 7)
+    assert store.jobs.put([job(unique_key="k")], 8) == [(first, False)]
+
+
+def test_bulk_verbs_pass_over_what_has_ended_meanwhile(store: Store) -> None:
+    ids = store.jobs.enqueue([job() for _ in range(3)], 1)
+    (c,) = claim(store, 1).claims
+    real = store.jobs.matching
+    store.jobs.matching = lambda *a, **k: (found := real(*a, **k), end(store, c))[0]  # it ends between look and cancel
+    assert store.jobs.cancel_many(5, 100, queue="q") == {ids[1]: "queued", ids[2]: "queued"}
+
+
+def test_a_clock_that_was_wrong_stops_neither_rates_nor_schedules(store: Store) -> None:
+    store.jobs.enqueue([job() for _ in range(30)], 1)
+    limit = QueueLimit(rate=10.0, burst=10.0)
+    assert len(claim(store, 20, now=10_000_000, q=limit).claims) == 10
+    assert len(claim(store, 20, now=1_000_000, q=limit).claims) == 0
+    assert len(claim(store, 20, now=1_001_000, q=limit).claims) == 10
+    declare(store)
+    store.jobs.flows.fire(100_000 * MINUTE, schedule.following)
+    store.jobs.flows.fire(7 * MINUTE, schedule.following)
+    assert store.jobs.flows.schedules()[0]["next_at"] == 10 * MINUTE
+
+
+def test_an_idle_queue_with_a_rate_has_nothing_due(store: Store) -> None:
+    assert claim(store, 64, q=QueueLimit(rate=50.0, burst=50.0)).next_due is None
+
+
+def test_a_job_that_is_retried_during_a_purge_keeps_everything(store: Store) -> None:
+    (old,) = store.jobs.enqueue([job()], 1)
+    end(store, claim(store).claims[0], now=10)
+    real = store.db.run
+
+    def run(name, /, **values):
+        rows = real(name, **values)
+        if name == "old_jobs" and rows:
+            store.jobs.retry(old, 20)
+        return rows
+
+    store.db.run = run
+    assert store.jobs.purge(1000, done_before=500, failed_before=None) == []
+    assert store.jobs.get(old)["status"] == "queued"
+    assert [e["name"] for e in store.jobs.events(old)] == ["created", "processing", "done", "retried"]
+
+
+def test_notes_of_a_ghost_in_the_same_turn_are_not_written(store: Store) -> None:
+    (one,) = store.jobs.enqueue([job()], 1)
+    (ghost,) = claim(store).claims
+    store.jobs.turn(Turn("n", 2, requeues=[Requeue(one, ghost.fence, "requeued:crash", 2, crash=1)]))
+    (heir,) = claim(store).claims
+    for notes in (
+        [Note(one, 1, "ghost", 3), Note(one, 2, "good", 3)],
+        [Note(one, 2, "good", 3), Note(one, 1, "ghost", 3)],
+    ):
+        store.jobs.turn(Turn("n", 3, notes=notes))
+    assert heir.fence == 2
+    assert [e["name"] for e in store.jobs.events(one)][-2:] == ["good", "good"]
+    assert "ghost" not in [e["name"] for e in store.jobs.events(one)]
+
+
+def test_a_unique_period_outlives_the_job(store: Store) -> None:
+    (one,) = store.jobs.enqueue([job(unique_key="k", unique_for=1000)], 0)
+    end(store, claim(store).claims[0], now=10)
+    store.jobs.purge(500_000, done_before=400_000, failed_before=None)
+    assert store.jobs.put([job(unique_key="k")], 500_000) == [(one, False)]
+
+
+def test_a_delay_in_a_chain_counts_from_when_the_step_is_stored(store: Store) -> None:
+    store.jobs.enqueue([job(next=json.dumps([step_of(job(task="later"), delay=60)]))], 1)
+    end(store, claim(store).claims[0], now=9_000_000)
+    assert claim(store, now=9_059_999).claims == []
+    assert [c.task for c in claim(store, now=9_060_000).claims] == ["later"]

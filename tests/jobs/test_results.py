@@ -86,7 +86,7 @@ def test_a_publish_is_whole_or_not_at_all(tmp_path: Path) -> None:
         assert found.fence > started
 
 
-@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a\0b", "a\\b", 5])
+@pytest.mark.parametrize("key", ["", "/etc/passwd", "../x", "a/../../x", "a//b", "a/.", "a/.hidden", "a\0b", "a\\b", 5])
 def test_keys_stay_inside(tmp_path: Path, key) -> None:
     with pytest.raises(BadArguments, match="not a usable key"):
         LocalResults(tmp_path).path(key)
@@ -111,15 +111,20 @@ def test_scratch_of_a_success_is_kept_when_asked(tmp_path: Path, monkeypatch) ->
 
 def test_scratch_is_swept_by_age_and_by_size_but_not_of_live_jobs(tmp_path: Path) -> None:
     now = time.time()
-    for job, age in ((1, 1000), (2, 30), (3, 20), (4, 10), (5, 5000)):
+    for job, age in ((1, 9000), (2, 1300), (3, 1200), (4, 10), (5, 50_000)):
         path = scratch.make(tmp_path, job, 1)
         (path / "file").write_bytes(b"x" * 100)
         for p in (path, path.parent):
             os.utime(p, (now - age, now - age))
     (tmp_path / "not-a-job").mkdir()
-    assert scratch.sweep(tmp_path, max_age=500, max_bytes=10_000, live={5}, now=now) == (1, 100)
-    assert scratch.sweep(tmp_path, max_age=500, max_bytes=250, live={5}, now=now) == (1, 100)
+    assert scratch.sweep(tmp_path, max_age=5000, max_bytes=10_000, live={5}, now=now) == (1, 100)
+    assert scratch.sweep(tmp_path, max_age=5000, max_bytes=250, live={5}, now=now) == (1, 100)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["3", "4", "5", "not-a-job"]
+    assert scratch.sweep(tmp_path, max_age=5000, max_bytes=50, live={5}, now=now) == (
+        1,
+        100,
+    )  # 4 is too young to go by size
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["4", "5", "not-a-job"]
 
 
 def test_artifacts_of_another_store_are_neither_newer_nor_valid(place, tmp_path: Path) -> None:
@@ -127,5 +132,20 @@ def test_artifacts_of_another_store_are_neither_newer_nor_valid(place, tmp_path:
     place.put(make(tmp_path, "old"), "1/out.txt", fence=9, origin="old store")
     assert results.valid(place, "1/out.txt", tmp_path, origin="new store") is None
     assert place.put(make(tmp_path, "new"), "1/out.txt", fence=1, origin="new store").fence == 1
-    place.forget(1)
+    place.forget(1, "new store")
+    assert place.find("1/out.txt") is not None  # not made by job 1
+    place.put(make(tmp_path, "own"), "1/out.txt", fence=2, origin="new store", job=1)
+    place.forget(1, "old store")
+    assert place.find("1/out.txt") is not None
+    place.forget(1, "new store")
     assert place.find("1/out.txt") is None
+
+
+def test_fences_of_different_jobs_are_not_compared_and_notes_do_not_clash(place, tmp_path: Path) -> None:
+    place.put(make(tmp_path, "a"), "by-hash/abc", fence=4, job=1)
+    assert place.put(make(tmp_path, "b"), "by-hash/abc", fence=1, job=2).job == 2
+    place.put(make(tmp_path, "data"), "5/data", fence=1)
+    place.put(make(tmp_path, "json"), "5/data.json", fence=1)
+    for key, text in (("5/data", b"data"), ("5/data.json", b"json")):
+        with place.open(key) as file:
+            assert file.read() == text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import click
 from ostler.cli import client, show
 from ostler.cli.options import as_json, settings, where
 from ostler.config import Settings
-from ostler.errors import BadArguments
+from ostler.errors import BadArguments, Conflict
 from ostler.jobs.producer import prepare
 from ostler.store import now_ms
 from ostler.store.doorbell import ring
@@ -237,13 +238,16 @@ def cancel(jobs: tuple[int, ...], data: str | None, store: str | None, file: Pat
     known = settings(data, store, file)
     given = _chosen(jobs, filters)
     with client.writable_store(known) as opened:
-        for job in jobs or opened.jobs.matching(("queued", "processing"), 100_000, **given):
-            if opened.jobs.cancel(job, now_ms()) == "processing":
-                if client.node_url(known):
-                    client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
-                print(f"job {job} is running and was asked to stop")
-            else:
-                print(f"job {job} is cancelled")
+        found = (
+            opened.jobs.cancel_many(now_ms(), 1_000_000, **given)
+            if given
+            else {j: opened.jobs.cancel(j, now_ms()) for j in jobs}
+        )
+    for job, status in found.items():
+        if status == "processing" and client.node_url(known):
+            with contextlib.suppress(Conflict):  # it has ended meanwhile
+                client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
+        print(f"job {job} is {'running and was asked to stop' if status == 'processing' else 'cancelled'}")
 
 
 @click.command()
@@ -261,8 +265,12 @@ def retry(
     given = _chosen(jobs, {**filters, "status": status})
     given.pop("status", None)
     with client.writable_store(known) as opened:
-        for job in jobs or opened.jobs.matching((status or "failed",), 100_000, **given):
-            print(f"job {job} is queued in {opened.jobs.retry(job, now_ms())} again")
+        if given or status:
+            found = opened.jobs.retry_many(now_ms(), 1_000_000, status or "failed", **given)
+        else:
+            found = {job: opened.jobs.retry(job, now_ms()) for job in jobs}
+        for job, queue in found.items():
+            print(f"job {job} is queued in {queue} again")
         ring(opened.db.path.parent)
 
 

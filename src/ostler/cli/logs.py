@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -66,18 +67,21 @@ def _has_ended(known: Settings, job: int) -> bool:
 
 
 def _follow(path: Path, ended: Callable[[], bool]) -> None:
-    position = path.stat().st_size if path.exists() else 0
+    """Print what is added. When the file is full and another takes its name, the old one is read to its end first."""
+    file = path.open("rb") if path.exists() else None
+    if file:
+        file.seek(0, 2)
     while True:
         last = ended()
-        size = path.stat().st_size if path.exists() else 0
-        if size < position:
-            position = 0  # it was full and begins anew
-        if size > position:
-            with path.open("rb") as file:
-                file.seek(position)
-                text = file.read()
-            position += len(text)
+        moved = path.exists() and (file is None or path.stat().st_ino != os.fstat(file.fileno()).st_ino)
+        if file and (text := file.read()):
             print(text.decode(errors="replace"), end="", flush=True)
-        elif last:
+            continue
+        if moved:
+            if file:
+                file.close()
+            file = path.open("rb")
+            continue
+        if last:
             return
         time.sleep(0.2)

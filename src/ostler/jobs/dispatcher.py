@@ -138,6 +138,7 @@ class Dispatcher:
         except Exception:
             log.exception("the store refused a turn; its items are tried one by one")
             await self._one_by_one(turn)
+            await asyncio.sleep(1.0)  # whatever it is, it must not make the node spin
             self._bell.set()
             return
         self._deliver(taken)
@@ -201,7 +202,8 @@ class Dispatcher:
             if seat.jobs and (seat.recalled or now > seat.began + _RECALL_AFTER):
                 continue  # it is at a long one: nothing is put behind that
             queue, held = seat.worker.pool.spec.name, len(seat.jobs)
-            depth = self._durations.handover(queue)
+            # Where places or a rate are counted, none is held by a job that waits behind another.
+            depth = 1 if queue in self._limits else self._durations.handover(queue)
             limit = seat.worker.pool.spec.recycle.count
             # Never more in hand than the worker may still serve; a warmed replacement comes by itself, so it serves on.
             if limit and not seat.worker.pool.spec.recycle.warm:
@@ -304,8 +306,7 @@ class Dispatcher:
 
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
         """What a job printed."""
-        if label.isdigit():
-            self._logs.append(int(label), lines)
+        self._logs.append(int(label), lines)
 
     def pause(self, worker: Worker) -> None:
         """The running job finishes; what has not begun comes back."""

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from ostler.errors import StoreBusy
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
@@ -35,10 +36,12 @@ class Intake:
                 jobs = [job for job, _ in batch]
                 try:
                     ids = await self._lane.call(partial(_store, jobs=jobs), patience=self._patience)
-                except Exception as error:  # noqa: BLE001  each of the waiting requests gets it
+                except StoreBusy as error:
                     for _, future in batch:
-                        if not future.done():
-                            future.set_exception(error)
+                        _refuse(future, error)
+                    continue
+                except Exception:  # noqa: BLE001  one of them is bad: the others must not suffer for it
+                    await self._one_by_one(batch)
                     continue
                 self._stored()
                 for (_, future), stored in zip(batch, ids, strict=True):
@@ -46,6 +49,22 @@ class Intake:
                         future.set_result(stored)
         finally:
             self._flushing = None
+
+    async def _one_by_one(self, batch: list[tuple[NewJob, asyncio.Future[tuple[int, bool]]]]) -> None:
+        for job, future in batch:
+            try:
+                stored = await self._lane.call(partial(_store, jobs=[job]), patience=self._patience)
+            except Exception as error:  # noqa: BLE001  it goes to the one who asked
+                _refuse(future, error)
+            else:
+                if not future.done():
+                    future.set_result(stored[0])
+        self._stored()
+
+
+def _refuse(future: asyncio.Future[tuple[int, bool]], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
 def _store(store: Store, jobs: list[NewJob]) -> list[tuple[int, bool]]:

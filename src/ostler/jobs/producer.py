@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +34,13 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
+    if unknown := {k for k, v in options.items() if v is not None} - _OPTIONS:
+        raise BadArguments(
+            f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(_OPTIONS - {'into', 'next'}))}"
+        )
+    options = _timed(task, options)
     waiting = options.pop("into", None)
+    _check_waiting(task, declared.get("policy") or {}, waiting)
     given = {**args, waiting: None} if waiting else args
     checked = [{**p, "type": "any"} if p["name"] == waiting else p for p in declared["parameters"]]
     signature.check(task, checked, given)
@@ -52,27 +59,83 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     )
 
 
+_OPTIONS = frozenset(
+    {
+        "attempts",
+        "timeout",
+        "priority",
+        "delay",
+        "run_at",
+        "unique_key",
+        "unique_for",
+        "limit_key",
+        "limit_max",
+        "into",
+        "next",
+    }
+)
+
+
+def _timed(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """`delay` (seconds from now) as `run_at` (ms UTC), and both checked."""
+    found = dict(options)
+    delay, run_at = found.pop("delay", None), found.get("run_at")
+    if delay is not None:
+        if not _number(delay, 0, 1e9):
+            raise BadArguments(f"task {task!r}: delay must be a number of seconds from 0, found {delay!r}")
+        found["run_at"] = time.time_ns() // 1_000_000 + int(delay * 1000)
+    elif run_at is not None and (not isinstance(run_at, int) or isinstance(run_at, bool) or not 0 <= run_at <= 10**14):
+        raise BadArguments(f"task {task!r}: run_at must be milliseconds UTC as a whole number, found {run_at!r}")
+    return found
+
+
+def _check_waiting(task: str, policy: Mapping[str, Any], waiting: str | None) -> None:
+    """What a step waits for cannot be part of its key: that is made before the value is known."""
+    unique = policy.get("unique")
+    if waiting and (waiting == policy.get("per") or unique is True or (unique and waiting in unique)):
+        raise BadArguments(
+            f"task {task!r}: {waiting!r} takes the result of the step before it, so it cannot be part of its unique key or limit"
+        )
+
+
+def _number(value: Any, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+
+
+def _key(task: str, name: str, value: Any) -> str:
+    """A key that can be stored and looked up; raises BadArguments."""
+    try:
+        if isinstance(value, str) and 0 < len(value.encode()) <= 500 and "\0" not in value:
+            return value
+    except UnicodeEncodeError:
+        pass
+    raise BadArguments(f"task {task!r}: {name} must be text of 1 to 500 bytes, found {value!r}")
+
+
 def _policy(
     task: str, declared: Mapping[str, Any], args: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
     """Backoff, uniqueness and limits: as declared, unless this job says otherwise."""
     policy = declared.get("policy") or {}
     key, seconds = options.get("unique_key"), options.get("unique_for", policy.get("unique_for"))
-    if key is None and policy.get("unique"):
+    if key is not None:
+        key = f"{task}:={_key(task, 'unique_key', key)}"
+    elif policy.get("unique"):
         names = policy["unique"]
         values = {k: v for k, v in args.items() if names is True or k in names}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
         key = f"{task}:{digest}"
-    elif key is not None:
-        key = f"{task}:={key}"
+    if seconds is not None and (key is None or not _number(seconds, 1e-3, 1e9)):
+        raise BadArguments(f"task {task!r}: unique_for must be seconds, together with a unique key, found {seconds!r}")
     limit_key, most = options.get("limit_key"), options.get("limit_max", policy.get("at_once"))
-    if limit_key is None and most is not None:
+    if limit_key is not None:
+        limit_key = _key(task, "limit_key", limit_key)
+    elif most is not None:
         per = policy.get("per")
-        limit_key = f"{task}:{json.dumps(args.get(per))}" if per else task
-    if limit_key is not None and (not isinstance(most, int) or isinstance(most, bool) or most < 1):
+        text = json.dumps(args.get(per)) if per else ""
+        limit_key = f"{task}:{text if len(text) <= 400 else hashlib.sha256(text.encode()).hexdigest()}" if per else task
+    if limit_key is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 1_000_000):
         raise BadArguments(f"task {task!r}: limit_max must be a whole number from 1 with a limit_key, found {most!r}")
-    if seconds is not None and (not isinstance(seconds, int | float) or not 0 < seconds < 1e9):
-        raise BadArguments(f"task {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
     backoff = policy.get("backoff")
     return {
         "backoff": json.dumps(backoff) if backoff else None,

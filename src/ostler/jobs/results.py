@@ -21,6 +21,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from ostler.errors import BadArguments, ConfigError, OstlerError
 
 _CHUNK = 1 << 20
+_NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
 
 
 class LostClaim(OstlerError):
@@ -39,12 +40,13 @@ class Published(NamedTuple):
     fence: int
     at: int
     origin: str = ""  # the store whose job made it: job numbers and fences mean nothing across two of them
+    job: int = 0  # fences are compared for the same job alone
 
 
 class Results(Protocol):
     """A place for artifacts."""
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
+    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
         """Publish a file under the key, atomically. Raises LostClaim when a newer claim of the same origin has published there."""
 
     def find(self, key: str) -> Published | None:
@@ -59,8 +61,8 @@ class Results(Protocol):
     def delete(self, key: str) -> None:
         """Remove the artifact and its note."""
 
-    def forget(self, job: int) -> None:
-        """Remove all that is published under keys that begin with the job's id."""
+    def forget(self, job: int, origin: str = "") -> None:
+        """Remove what this job has published under keys that begin with its id."""
 
 
 def connect(url: str, data: Path) -> Results:
@@ -80,7 +82,7 @@ def check_key(key: str) -> str:
         or key.startswith("/")
         or "\0" in key
         or "\\" in key
-        or any(p in ("", ".", "..") for p in parts)
+        or any(not p or p.startswith(".") for p in parts)
     ):
         raise BadArguments(f"{key!r} is not a usable key: write something like {'{job.id}'}/clip.mp4")
     return key
@@ -95,15 +97,15 @@ class LocalResults:
     def path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
+    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
         try:
             size, digest = _copy(source, temporary)
             with _locked(target.parent) as folder:
-                _check_fence(self.find(key), key, fence, origin)
-                published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin)
+                _check_fence(self.find(key), key, fence, origin, job)
+                published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
                 _write(_note(target), published)
                 temporary.replace(target)
@@ -133,8 +135,13 @@ class LocalResults:
         with contextlib.suppress(OSError):
             target.parent.rmdir()
 
-    def forget(self, job: int) -> None:
-        shutil.rmtree(self.root / str(job), ignore_errors=True)
+    def forget(self, job: int, origin: str = "") -> None:
+        folder = self.root / str(job)
+        for note in list(folder.rglob(f".*{_NOTE}")):
+            with contextlib.suppress(OSError, ValueError, TypeError):
+                found = Published(**json.loads(note.read_text(encoding="ascii")))
+                if (found.job, found.origin) == (job, origin):
+                    self.delete(found.key)
 
 
 class RemoteResults:
@@ -151,10 +158,12 @@ class RemoteResults:
     def _at(self, key: str) -> str:
         return f"{self._root.rstrip('/')}/{check_key(key)}"
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "") -> Published:
+    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
         target = self._at(key)
-        _check_fence(self.find(key), key, fence, origin)
-        published = Published(key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin)
+        _check_fence(self.find(key), key, fence, origin, job)
+        published = Published(
+            key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin, job
+        )
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
         temporary = f"{target}.{fence}.{os.getpid()}.part"
         try:
@@ -163,13 +172,13 @@ class RemoteResults:
         finally:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(temporary)
-        self._fs.pipe_file(f"{target}.json", json.dumps(published._asdict()).encode())
+        self._fs.pipe_file(_beside(target), json.dumps(published._asdict()).encode())
         return published
 
     def find(self, key: str) -> Published | None:
         target = self._at(key)
         try:
-            note = Published(**json.loads(self._fs.cat_file(f"{target}.json")))
+            note = Published(**json.loads(self._fs.cat_file(_beside(target))))
             return note if self._fs.size(target) == note.size else None
         except (
             FileNotFoundError,
@@ -187,17 +196,21 @@ class RemoteResults:
         return to
 
     def delete(self, key: str) -> None:
-        for path in (f"{self._at(key)}.json", self._at(key)):
+        for path in (_beside(self._at(key)), self._at(key)):
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
-    def forget(self, job: int) -> None:
+    def forget(self, job: int, origin: str = "") -> None:
         with contextlib.suppress(FileNotFoundError):
-            self._fs.rm(f"{self._root.rstrip('/')}/{job}", recursive=True)
+            for path in self._fs.find(f"{self._root.rstrip('/')}/{job}"):
+                if path.endswith(_NOTE):
+                    found = Published(**json.loads(self._fs.cat_file(path)))
+                    if (found.job, found.origin) == (job, origin):
+                        self.delete(found.key)
 
 
-def _check_fence(found: Published | None, key: str, fence: int, origin: str) -> None:
-    if found is not None and found.origin == origin and found.fence > fence:
+def _check_fence(found: Published | None, key: str, fence: int, origin: str, job: int) -> None:
+    if found is not None and (found.origin, found.job) == (origin, job) and found.fence > fence:
         raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
 
 
@@ -240,7 +253,12 @@ def _copy(source: Path, target: Path) -> tuple[int, str]:
 
 
 def _note(target: Path) -> Path:
-    return target.with_name(f"{target.name}.json")
+    return target.with_name(f".{target.name}{_NOTE}")
+
+
+def _beside(target: str) -> str:
+    folder, _, name = target.rpartition("/")
+    return f"{folder}/.{name}{_NOTE}"
 
 
 def _write(path: Path, published: Published) -> None:

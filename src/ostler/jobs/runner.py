@@ -59,6 +59,8 @@ class Runner:
         self._loop: Any = None
         self._held: dict[tuple[int, int], bool] = {}
         self._pid = os.getpid()
+        self._output = (os.dup(1), os.dup(2))
+        self._token = b"\x1e" + os.environ.pop("OSTLER_LABEL", "").encode() + b" %d\n"
         self.channel = Channel(self._heard)
 
     # ---- the side thread
@@ -133,7 +135,9 @@ class Runner:
     def _label(self, job: int) -> None:
         """What is printed from here on, also by programs that the job starts, is this job's."""
         with contextlib.suppress(OSError, ValueError):
-            os.write(1, b"\x1e%d\n" % job)
+            for own, standard in zip(self._output, (1, 2), strict=True):
+                os.dup2(own, standard)  # a job may have put something else there
+            os.write(self._output[0], self._token % job)
 
     def _holds(self, job: int, fence: int) -> bool:
         """Ask the node whether this claim is still the job's. No answer is no."""

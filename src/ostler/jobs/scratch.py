@@ -14,6 +14,8 @@ from pathlib import Path
 
 log = logging.getLogger("ostler.jobs")
 
+_YOUNG = 600.0
+
 
 def place(root: Path, job: int, attempt: int) -> Path:
     """Where the attempt's directory is, made or not."""
@@ -67,7 +69,8 @@ def sweep(root: Path, *, max_age: float, max_bytes: int, live: set[int], now: fl
     found.sort(key=lambda item: item[0], reverse=True)
     kept = deleted = freed = 0
     for touched, folder, used in found:
-        if now - touched > max_age or kept + used > max_bytes:
+        young = now - touched < _YOUNG  # it may be a run that began after the live ones were counted
+        if now - touched > max_age or (kept + used > max_bytes and not young):
             shutil.rmtree(folder, ignore_errors=True)
             deleted, freed = deleted + 1, freed + used
         else:

@@ -25,10 +25,17 @@ class Upkeep:
     """Two loops on the node's own: schedules, and the rest."""
 
     def __init__(
-        self, settings: Settings, lane: Lane, bus: Bus, fired: Callable[[], None], recover: Callable[[Store], list[int]]
+        self,
+        settings: Settings,
+        lane: Lane,
+        bus: Bus,
+        fired: Callable[[], None],
+        recover: Callable[[Store], list[int]],
+        origin: str = "",
     ) -> None:
         self._settings, self._lane, self._bus, self._fired, self._recover = settings, lane, bus, fired, recover
         self._logs = JobLogs(settings.data_dir)
+        self._origin = origin
         self._tasks: list[asyncio.Task[None]] = []
 
     def start(self) -> None:
@@ -62,19 +69,20 @@ class Upkeep:
         """Delete jobs, logs and scratch that are too old, once."""
         now, settings = now_ms(), self._settings
 
-        def purge(store: Store) -> tuple[list[int], set[int]]:
+        def purge(store: Store) -> list[int]:
             done = now - int(settings.retention * 1000) if settings.retention else None
             failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
-            return store.jobs.purge(now, done_before=done, failed_before=failed), store.jobs.live()
+            return store.jobs.purge(now, done_before=done, failed_before=failed)
 
-        gone, live = await self._lane.call(purge)
-        if gone:
-            log.info("%d old jobs were deleted", len(gone))
-            await asyncio.to_thread(self._forget, gone)
+        gone = await self._lane.call(purge)
+        live = await self._lane.call(lambda store: store.jobs.live())
         limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
         folders, freed = await asyncio.to_thread(scratch.sweep, settings.data_dir / "scratch", live=live, **limits)
         if folders:
             log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
+        if gone:
+            log.info("%d old jobs were deleted", len(gone))
+            await asyncio.to_thread(self._forget, gone)
 
     def _forget(self, jobs: list[int]) -> None:
         """What jobs printed and published goes with them."""
@@ -82,7 +90,7 @@ class Upkeep:
         place = results.connect(self._settings.results, self._settings.data_dir)
         for job in jobs:
             try:
-                place.forget(job)
+                place.forget(job, self._origin)
             except Exception as error:  # noqa: BLE001  the rest goes on
                 log.warning("the artifacts of job %d could not be deleted: %s", job, error)
 

@@ -31,7 +31,7 @@ def backoff(run: int, policy: Policy, own: str | None = None, draw: float = 0.0)
     if own:
         found = json.loads(own)
         base, longest = found["base"], found["max"]
-    return float(min(base * 2 ** min(run - 1, 40), longest) * (1 + policy.jitter * draw))
+    return float(min(min(base * 2 ** min(run - 1, 40), longest) * (1 + policy.jitter * draw), longest))
 
 
 def error(code: str, message: str, **more: Any) -> str:

@@ -10,7 +10,9 @@ import asyncio
 import contextlib
 import logging
 import os
+import re
 import resource
+import secrets
 import signal
 import socket
 import subprocess
@@ -27,8 +29,9 @@ from ostler.lifecycle.wire import Frame, Frames, encode
 
 log = logging.getLogger("ostler.lifecycle")
 
-# A worker that prints this and a label, as a line, says whose output follows. In the output itself, so that it is in order.
-LABEL = b"\x1e"
+# A worker that prints `\x1e<token> <number>` as a line says whose output follows. In the output itself, so that it is in order;
+# with a token of its own (OSTLER_LABEL), so that nothing which a job prints can be taken for it.
+LABEL = "OSTLER_LABEL"
 
 _LOG_LINES = 40
 _LINE_LENGTH = 2000
@@ -83,6 +86,8 @@ class Process:
         self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
         self._on_labelled = on_labelled
         self._label = ""
+        self._token = secrets.token_hex(8)
+        self._marker = re.compile(rb"(.*)\x1e" + self._token.encode() + rb" (\d{1,18})", re.DOTALL)
         self._frames = Frames()
         self._unsent = bytearray()
         self._partial = b""
@@ -104,7 +109,7 @@ class Process:
             raise
 
     def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
-        env = {**launch.env, family.VARIABLE: launch.mark}
+        env = {**launch.env, family.VARIABLE: launch.mark, LABEL: self._token}
         theirs: socket.socket | None = None
         self._output, output = os.pipe()
         try:
@@ -231,14 +236,14 @@ class Process:
         kept: list[bytes] = []
         labelled: list[bytes] = []
         for line in lines:
-            if LABEL in line:
-                before, _, label = line.rpartition(LABEL)
+            if b"\x1e" in line and (found := self._marker.fullmatch(line)):
+                before, label = found.groups()
                 if before:
                     kept.append(before)
                     labelled.append(before)
                 if labelled and self._label:
                     self._on_labelled(self._label, labelled)
-                labelled, self._label = [], label.decode(errors="replace")
+                labelled, self._label = [], label.decode()
                 continue
             kept.append(line)
             labelled.append(line)

@@ -35,7 +35,7 @@ class Tenant(Protocol):
         """The worker said something that is not the lifecycle's."""
 
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
-        """The worker printed lines under a label of its own (see `process.LABEL`)."""
+        """The worker printed lines under a number that it gave (see `process.LABEL`)."""
 
     def busy(self, worker: Worker) -> bool:
         """Whether the worker still has something to finish."""

@@ -4,7 +4,9 @@ crash can neither lose a step nor store it twice. And schedules, which store a j
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -12,17 +14,24 @@ from ostler.errors import NotFound
 from ostler.store.rows import NewJob
 from ostler.store.sqlite import SqliteDatabase
 
+log = logging.getLogger("ostler.store")
+
 Insert = Callable[[Sequence[NewJob], int], list[int]]
 
 
-def step_of(job: NewJob, into: str | None = None) -> dict[str, Any]:
-    """A prepared job as it waits in a chain, batch or schedule. `into`: the parameter that takes the result before it."""
-    return {**{k: v for k, v in job._asdict().items() if v is not None}, **({"into": into} if into else {})}
+def step_of(job: NewJob, into: str | None = None, delay: float | None = None) -> dict[str, Any]:
+    """A prepared job as it waits in a chain, batch or schedule. `into`: the parameter that takes the result before it; `delay`
+    (seconds) counts from when it is stored.
+    """
+    more = {"into": into, "delay": delay}
+    return {k: v for k, v in {**job._asdict(), **more}.items() if v is not None}
 
 
-def job_of(step: dict[str, Any], result: str | None = None, **more: Any) -> NewJob:
-    """The job that a step becomes; `result` (JSON text) is put into the parameter that waits for it."""
-    values = {k: v for k, v in step.items() if k != "into"}
+def job_of(step: dict[str, Any], now: int, result: str | None = None, **more: Any) -> NewJob:
+    """The job that a step becomes at `now`; `result` (JSON text) is put into the parameter that waits for it."""
+    values = {k: v for k, v in step.items() if k not in ("into", "delay")}
+    if "delay" in step:
+        values["run_at"] = now + int(step["delay"] * 1000)
     if step.get("into"):
         values["args"] = json.dumps(
             {**json.loads(values["args"]), step["into"]: None if result is None else json.loads(result)}
@@ -33,8 +42,8 @@ def job_of(step: dict[str, Any], result: str | None = None, **more: Any) -> NewJ
 class Flows:
     """Chains, batches and schedules in the store."""
 
-    def __init__(self, db: SqliteDatabase, insert: Insert) -> None:
-        self._db, self._insert = db, insert
+    def __init__(self, db: SqliteDatabase, insert: Insert, put: Callable[[NewJob, int], tuple[int, bool]]) -> None:
+        self._db, self._insert, self._put = db, insert, put
 
     def ended(self, rows: Iterable[Any], now: int) -> None:
         """Jobs have ended, in the transaction that is open: go on with what hangs on them."""
@@ -43,7 +52,7 @@ class Flows:
             if row["status"] == "done" and row["next"]:
                 first, *rest = json.loads(row["next"])
                 batch = row["batch"]
-                following = job_of(first, row["result"], next=json.dumps(rest) if rest else None, batch=batch)
+                following = job_of(first, now, row["result"], next=json.dumps(rest) if rest else None, batch=batch)
                 self._insert([following], now)
                 if batch is not None:
                     continue  # the chain goes on inside the batch: its last step ends it
@@ -58,7 +67,7 @@ class Flows:
         for row in self._db.run("batch_less", id=batch, ended=ended, failed=failed, now=now):
             if row["pending"] <= 0 and row["callback"] and row["callback_job"] is None:
                 summary = json.dumps({"batch": batch, "total": row["total"], "failed": row["failed"]})
-                job = self._insert([job_of(json.loads(row["callback"]), summary)], now)[0]
+                job = self._insert([job_of(json.loads(row["callback"]), now, summary)], now)[0]
                 self._db.run("batch_called", id=batch, job=job)
 
     def put_back(self, batch: int, status: str) -> None:
@@ -71,10 +80,12 @@ class Flows:
             batch = self._db.run(
                 "batch_new", total=len(jobs), callback=json.dumps(callback) if callback else None, now=now
             )[0]["id"]
-            ids = self._insert([job._replace(batch=batch) for job in jobs], now)
-            if not jobs:
-                self._less(batch, 0, 0, now)
-        return batch, ids
+            stored = [self._put(job._replace(batch=batch), now) for job in jobs]
+            # A unique job that was there already is not the batch's: it does not wait for it.
+            strangers = sum(1 for _, new in stored if not new)
+            if strangers or not jobs:
+                self._less(batch, strangers, 0, now)
+        return batch, [job for job, _ in stored]
 
     def get_batch(self, batch: int) -> dict[str, Any]:
         """How far a batch is; raises NotFound."""
@@ -106,10 +117,21 @@ class Flows:
         if self._db.run("schedule_due", now=now):
             with self._db.transaction():
                 for row in self._db.run("schedule_due", now=now):
-                    upcoming = following(row["spec"], row["zone"], now)
+                    try:
+                        upcoming = following(row["spec"], row["zone"], now)
+                    except Exception:  # one bad schedule does not hold up the others
+                        log.exception("schedule %s cannot tell its next time", row["name"])
+                        continue
                     if self._db.run("schedule_move", name=row["name"], seen=row["next_at"], next_at=upcoming, now=now):
-                        job = self._insert([job_of(json.loads(row["step"]))], now)[0]
+                        job, new = self._put(job_of(json.loads(row["step"]), now), now)
                         self._db.run("schedule_fired", name=row["name"], job=job)
-                        jobs.append(job)
+                        jobs += [job] if new else []
+        for row in self._db.run("schedules"):
+            with contextlib.suppress(Exception):  # told above, when it is due
+                self._pull(row, following(row["spec"], row["zone"], now))
         times = [row["next_at"] for row in self._db.run("schedules")]
         return jobs, min(times, default=None)
+
+    def _pull(self, row: Any, upcoming: int) -> None:
+        if row["next_at"] > upcoming:
+            self._db.run("schedule_pull", name=row["name"], next_at=upcoming)

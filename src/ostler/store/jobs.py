@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ostler.errors import Conflict, NotFound
@@ -21,7 +22,7 @@ class JobRecords:
 
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
-        self.flows = Flows(db, self._insert)
+        self.flows = Flows(db, self._insert, self._put_unique)
 
     # ---- producers
 
@@ -43,6 +44,10 @@ class JobRecords:
         if job.unique_key is None:
             return self._insert([job], now)[0], True
         for row in self._db.run("unique_holder", key=job.unique_key, now=now):
+            if job.next is not None:
+                raise Conflict(
+                    f"job {row['job']} holds the unique key of the first step of this chain; the chain was not stored"
+                )
             return int(row["job"]), False
         stored = self._insert([job], now)[0]
         until = None if job.unique_for is None else now + int(job.unique_for * 1000)
@@ -65,6 +70,7 @@ class JobRecords:
                 j.limit_max,
                 j.batch,
                 j.next,
+                j.unique_key,
             ]
             for j in jobs
         ]
@@ -94,16 +100,16 @@ class JobRecords:
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
         if not notes:
             return
-        held: dict[int, list[Note]] = {}
+        held: dict[tuple[int, int], list[Note]] = {}
         for note in notes:
-            held.setdefault(note.id, []).append(note)
+            held.setdefault((note.id, note.fence), []).append(note)
         batch = []
-        for job, rows in held.items():
+        for (job, fence), rows in held.items():
             progress = next((n.progress for n in reversed(rows) if n.progress is not None), None)
             stage = next((n.stage for n in reversed(rows) if n.stage is not None), None)
-            batch.append([job, rows[-1].fence, len(rows), progress, stage])
+            batch.append([job, fence, len(rows), progress, stage])
         for row in self._db.run("note", batch=json.dumps(batch)):
-            rows = held[row["id"]]
+            rows = held[row["id"], row["fence"]]
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
 
@@ -145,14 +151,16 @@ class JobRecords:
         self._db.run("promote", now=turn.now)
         claims: list[Claim] = []
         dues: list[int | None] = []
+        keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
         for queue, workers in turn.wants.items():
             limit = turn.limits.get(queue)
-            count = len(workers)
+            count, due = len(workers), None
             if limit is not None:
                 count, due = limits.allowed(self._db, queue, limit, count, turn.now)
-                dues.append(due)
-            rows = limits.pick(self._db, queue, count) if count else []
+            rows = keys.pick(queue, count) if count else []
             if limit is not None:
+                if len(rows) == count:
+                    dues.append(due)  # the rate is what held back
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
             claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
         if not claims:
@@ -252,27 +260,60 @@ class JobRecords:
     def cancel(self, job: int, now: int) -> str:
         """A queued job is cancelled at once; a running one is asked to stop. Returns the status found; Conflict when it has ended."""
         with self._db.transaction():
-            for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
-                for row in self._db.run(statement, id=job, now=now):
-                    self._timeline([(job, row["seq"], now, event, None)])
-                    if event == "cancelled" and row["batch"] is not None:
-                        self.flows.ended([{**dict(row), "next": None}], now)
-                    return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
-            status = str(self.get(job)["status"])
+            return self._cancel(job, now)
+
+    def _cancel(self, job: int, now: int) -> str:
+        for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
+            for row in self._db.run(statement, id=job, now=now):
+                self._timeline([(job, row["seq"], now, event, None)])
+                if event == "cancelled" and row["batch"] is not None:
+                    self.flows.ended([{**dict(row), "next": None}], now)
+                return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
+        status = str(self.get(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish
             return status
         raise Conflict(f"job {job} is {status}; only a queued or processing job can be cancelled")
 
     def retry(self, job: int, now: int) -> str:
-        """Put an ended job back into its queue with a fresh budget; returns the queue. Conflict while it is live."""
+        """Put an ended job back into its queue with a fresh budget; returns the queue. Conflict while it is live, or when another
+        job holds its unique key.
+        """
         with self._db.transaction():
-            status = self.get(job)["status"]
-            for row in self._db.run("retry", id=job):
-                self._timeline([(job, row["seq"], now, "retried", None)])
-                if row["batch"] is not None:
-                    self.flows.put_back(row["batch"], status)
-                return str(row["queue"])
-        raise Conflict(f"job {job} is {status}; only a done, failed or cancelled job can be retried")
+            return self._retry(job, now)
+
+    def _retry(self, job: int, now: int) -> str:
+        found = self.get(job)
+        if found["unique_key"] is not None and found["status"] not in (JobStatus.QUEUED, JobStatus.PROCESSING):
+            for row in self._db.run("unique_holder", key=found["unique_key"], now=now):
+                if row["job"] != job:
+                    raise Conflict(f"job {job} cannot be retried: job {row['job']} holds its unique key")
+            self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
+        for row in self._db.run("retry", id=job):
+            self._timeline([(job, row["seq"], now, "retried", None)])
+            if row["batch"] is not None:
+                self.flows.put_back(row["batch"], found["status"])
+            return str(row["queue"])
+        raise Conflict(f"job {job} is {found['status']}; only a done, failed or cancelled job can be retried")
+
+    def cancel_many(self, now: int, limit: int, **filters: Any) -> dict[int, str]:
+        """Cancel the live jobs that the filters fit; the status found of each. What ends meanwhile is passed over."""
+        return self._many(("queued", "processing"), limit, filters, lambda job: self._cancel(job, now))
+
+    def retry_many(self, now: int, limit: int, status: str, **filters: Any) -> dict[int, str]:
+        """Retry the ended jobs that the filters fit; the queue of each. What cannot be retried is passed over."""
+        return self._many((status,), limit, filters, lambda job: self._retry(job, now))
+
+    def _many(
+        self, statuses: Sequence[str], limit: int, filters: dict[str, Any], verb: Callable[[int], str]
+    ) -> dict[int, str]:
+        done: dict[int, str] = {}
+        ids = self.matching(statuses, limit, **filters)
+        for start in range(0, len(ids), 500):  # short transactions: others write too
+            with self._db.transaction():
+                for job in ids[start : start + 500]:
+                    with contextlib.suppress(Conflict, NotFound):
+                        done[job] = verb(job)
+        return done
 
     def depth_up_to(self, limit: int) -> int:
         """How many jobs are ready, counted no further than `limit`."""
@@ -303,9 +344,9 @@ class JobRecords:
             for start in range(0, len(old), 500):
                 ids = json.dumps(old[start : start + 500])
                 with self._db.transaction():
-                    self._db.run("purge_events", ids=ids)
-                    self._db.run("purge_jobs", ids=ids)
-            gone += old
+                    deleted = [row["id"] for row in self._db.run("purge_jobs", ids=ids)]
+                    self._db.run("purge_events", ids=json.dumps(deleted))
+                gone += deleted
         with self._db.transaction():
             self._db.run("purge_uniques", now=now)
             if limits_:
@@ -386,6 +427,7 @@ def _job(row: Any) -> dict[str, Any]:
         "cancel_requested": bool(row["cancel"]),
         "run_at": row["run_at"],
         "batch": row["batch"],
+        "unique_key": row["unique_key"],
         "created_at": row["created_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],

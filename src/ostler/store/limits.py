@@ -48,33 +48,41 @@ def _tokens(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> floa
     rows = db.run("rate_get", queue=queue)
     if not rows:
         return limit.burst
+    if rows[0]["at"] > now:  # the clock was set back: count from here, not from a time that is yet to come
+        db.run("rate_set", queue=queue, tokens=rows[0]["tokens"], at=now)
     grown = (limit.rate or 0.0) * max(0, now - rows[0]["at"]) / 1000
     return float(min(limit.burst, rows[0]["tokens"] + grown))
 
 
-def pick(db: SqliteDatabase, queue: str, count: int) -> list[Any]:
-    """The next jobs of the queue, in order, without those whose key is full. Never more of a key than it allows."""
-    running: dict[str, int] = {}
-    full: set[str] = set()
-    for row in db.run("running_by_key"):
-        running[row["limit_key"]] = row["n"]
-        if row["n"] >= row["most"]:
-            full.add(row["limit_key"])
-    chosen: dict[int, Any] = {}
-    while len(chosen) < count:
-        rows = db.run("claimable", queue=queue, limit=count, full=json.dumps(sorted(full)))
-        passed = False
-        for row in rows:
-            key = row["limit_key"]
-            if row["id"] in chosen or len(chosen) == count:
-                continue
-            if key is not None:
-                if running.get(key, 0) >= row["limit_max"]:
-                    full.add(key)  # look again without it: others behind may go
-                    passed = True
+class Keys:
+    """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it."""
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+        self._running: dict[str, int] = {}
+        self._full: set[str] = set()
+        for row in db.run("running_by_key"):
+            self._running[row["limit_key"]] = row["n"]
+            if row["n"] >= row["most"]:
+                self._full.add(row["limit_key"])
+
+    def pick(self, queue: str, count: int) -> list[Any]:
+        """The next jobs of the queue, in order, without those whose key is full. Never more of a key than it allows."""
+        chosen: dict[int, Any] = {}
+        while len(chosen) < count:
+            rows = self._db.run("claimable", queue=queue, limit=count, full=json.dumps(sorted(self._full)))
+            passed = False
+            for row in rows:
+                key = row["limit_key"]
+                if row["id"] in chosen or len(chosen) == count:
                     continue
-                running[key] = running.get(key, 0) + 1
-            chosen[row["id"]] = row
-        if not passed:
-            break
-    return list(chosen.values())
+                if key is not None:
+                    if self._running.get(key, 0) >= row["limit_max"]:
+                        self._full.add(key)  # look again without it: others behind may go
+                        passed = True
+                        continue
+                    self._running[key] = self._running.get(key, 0) + 1
+                chosen[row["id"]] = row
+            if not passed:
+                break
+        return list(chosen.values())

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ostler.errors import ConfigError, StoreBusy
+from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
 
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
@@ -63,6 +63,8 @@ class SqliteDatabase:
         """Execute SQL that was put together by the caller (filters) and return its rows."""
         try:
             return self._connection.execute(sql, values).fetchall()
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise BadArguments(f"a value cannot be stored or looked for: {error}") from error
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 

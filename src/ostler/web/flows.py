@@ -65,12 +65,10 @@ def router(context: Context) -> APIRouter:
         wanted = parse(Filter, await read(request, 65_536))
         conditions = wanted.conditions()
 
-        def work(store: Any) -> tuple[list[int], list[int]]:
-            ids = store.jobs.matching(("queued", "processing"), wanted.limit, **conditions)
-            found = {job: store.jobs.cancel(job, now_ms()) for job in ids}
-            return list(found), [job for job, status in found.items() if status == JobStatus.PROCESSING]
-
-        ids, running = await context.writer.call(work, patience=patience)
+        found = await context.writer.call(
+            lambda store: store.jobs.cancel_many(now_ms(), wanted.limit, **conditions), patience=patience
+        )
+        ids, running = list(found), [job for job, status in found.items() if status == JobStatus.PROCESSING]
         for job in running:
             context.dispatcher.cancel(job)
         return JSONResponse({"cancelled": len(ids), "ids": ids})
@@ -84,17 +82,13 @@ def router(context: Context) -> APIRouter:
         """Without a status, failed ones: this is how dead letters are redriven."""
         wanted = parse(Filter, await read(request, 65_536))
         conditions = wanted.conditions()
-        statuses = (conditions.pop("status", JobStatus.FAILED),)
-        if statuses[0] not in ("failed", "cancelled", "done"):
-            raise BadArguments(f"only failed, cancelled and done jobs can be retried, not {statuses[0]}")
-
-        def work(store: Any) -> list[int]:
-            ids: list[int] = store.jobs.matching(statuses, wanted.limit, **conditions)
-            for job in ids:
-                store.jobs.retry(job, now_ms())
-            return ids
-
-        ids = await context.writer.call(work, patience=patience)
+        status = conditions.pop("status", JobStatus.FAILED)
+        if status not in ("failed", "cancelled", "done"):
+            raise BadArguments(f"only failed, cancelled and done jobs can be retried, not {status}")
+        found = await context.writer.call(
+            lambda store: store.jobs.retry_many(now_ms(), wanted.limit, status, **conditions), patience=patience
+        )
+        ids = list(found)
         context.dispatcher.ring()
         return JSONResponse({"retried": len(ids), "ids": ids})
 

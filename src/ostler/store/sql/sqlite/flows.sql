@@ -1,7 +1,7 @@
 -- Uniqueness, limits, batches, chains and schedules.
 
 -- name: unique_holder
-SELECT u.job FROM uniques u JOIN jobs j ON j.id = u.job
+SELECT u.job FROM uniques u LEFT JOIN jobs j ON j.id = u.job
  WHERE u.key = :key AND ((u.until IS NOT NULL AND u.until > :now) OR (u.until IS NULL AND j.status IN ('queued', 'processing')));
 
 -- name: unique_set
@@ -56,6 +56,10 @@ SELECT name, spec, zone, step, next_at FROM schedules WHERE next_at <= :now;
 
 -- name: schedule_move
 UPDATE schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;
+
+-- name: schedule_pull
+-- A clock that had jumped ahead must not silence a schedule until the wrong time comes.
+UPDATE schedules SET next_at = :next_at WHERE name = :name AND next_at > :next_at;
 
 -- name: schedule_fired
 UPDATE schedules SET last_job = :job WHERE name = :name;

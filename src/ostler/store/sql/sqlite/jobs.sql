@@ -2,11 +2,11 @@
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
 
 -- name: enqueue
-INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, batch, next, seq, created_at)
+INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, batch, next, unique_key, seq, created_at)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
        json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
-       json_extract(value, '$[10]'), json_extract(value, '$[11]'), 1, :now
+       json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), 1, :now
   FROM json_each(:batch) ORDER BY key
 RETURNING id;
 
@@ -64,7 +64,7 @@ UPDATE jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progre
                json_extract(value, '$[3]') AS progress, json_extract(value, '$[4]') AS stage
           FROM json_each(:batch)) AS n
  WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq;
+RETURNING jobs.id, jobs.seq, jobs.fence;
 
 -- name: holds
 SELECT 1 FROM jobs WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0;
@@ -132,14 +132,17 @@ SELECT id, status, finished_at, created_at FROM jobs WHERE id > :cursor ORDER BY
 DELETE FROM job_events WHERE job IN (SELECT value FROM json_each(:ids));
 
 -- name: purge_jobs
-DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('done', 'failed', 'cancelled');
+-- A job that was retried in the meantime is live again, and stays.
+DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND finished_at IS NOT NULL
+   AND status IN ('done', 'failed', 'cancelled') RETURNING id;
 
 -- name: purge_uniques
 DELETE FROM uniques WHERE (until IS NOT NULL AND until <= :now)
     OR (until IS NULL AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = uniques.job AND status IN ('queued', 'processing')));
 
 -- name: purge_batches
-DELETE FROM batches WHERE finished_at IS NOT NULL AND finished_at < :before;
+DELETE FROM batches WHERE finished_at IS NOT NULL AND finished_at < :before
+   AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id);
 
 -- name: live_jobs
 SELECT id FROM jobs WHERE status = 'processing' UNION ALL SELECT id FROM jobs WHERE status = 'queued' AND attempt > 0;

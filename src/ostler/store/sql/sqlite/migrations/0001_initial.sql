@@ -38,6 +38,7 @@ CREATE TABLE jobs (
   backoff     TEXT,                                        -- {"base", "max"} where the task has its own
   limit_key   TEXT,                                        -- at most limit_max of these run at once
   limit_max   INTEGER,
+  unique_key  TEXT,
   batch       INTEGER,
   next        TEXT,                                        -- what follows when it is done: a list of steps
   cancel      INTEGER NOT NULL DEFAULT 0,

@@ -1,0 +1,115 @@
+"""Options of a job: each is heeded or refused, never ignored."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostler import BadArguments, ConfigError, Ostler
+from ostler.jobs.producer import prepare
+
+TASK = {
+    "name": "t",
+    "queue": "q",
+    "attempts": 3,
+    "timeout": None,
+    "priority": 0,
+    "parameters": [{"name": "x", "type": "any", "required": False}],
+}
+
+
+def made(policy: dict | None = None, args: dict | None = None, **options):
+    return prepare({"t": {**TASK, "policy": policy or {}}}, "t", args or {}, 1000, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prority": 9},
+        {"limit_key": "\ud800", "limit_max": 1},
+        {"limit_key": "k"},
+        {"limit_key": "k", "limit_max": 10**30},
+        {"limit_key": "k", "limit_max": True},
+        {"limit_key": "", "limit_max": 1},
+        {"limit_key": "x" * 501, "limit_max": 1},
+        {"unique_key": "a\0b"},
+        {"unique_key": "\udfff"},
+        {"unique_for": 5},
+        {"unique_key": "k", "unique_for": -1},
+        {"run_at": 1.5},
+        {"run_at": "tomorrow"},
+        {"run_at": 10**30},
+        {"delay": -1},
+        {"delay": "1h"},
+        {"delay": float("nan")},
+        {"timeout": -1},
+        {"attempts": 0},
+        {"priority": 10**9},
+    ],
+)
+def test_what_cannot_be_heeded_is_refused(options: dict) -> None:
+    with pytest.raises(BadArguments):
+        made(**options)
+
+
+def test_what_is_given_is_heeded() -> None:
+    found = made(
+        unique_key="k", unique_for=5, limit_key="l", limit_max=2, attempts=1, timeout=2.5, priority=-3, run_at=17
+    )
+    assert (found.unique_key, found.unique_for, found.limit_key, found.limit_max) == ("t:=k", 5, "l", 2)
+    assert (found.attempts, found.timeout, found.priority, found.run_at) == (1, 2.5, -3, 17)
+
+
+def test_keys_by_policy() -> None:
+    assert made({"at_once": 2}).limit_key == "t"
+    assert made({"at_once": 2, "per": "x"}, {"x": "ann"}).limit_key == 't:"ann"'
+    assert (
+        made({"unique": True}, {"x": 1}).unique_key
+        == made({"unique": True}, {"x": 1}).unique_key
+        != made({"unique": True}, {"x": 2}).unique_key
+    )
+
+
+def test_a_value_that_is_yet_to_come_cannot_be_part_of_a_key() -> None:
+    for policy in ({"at_once": 1, "per": "x"}, {"unique": True}, {"unique": ["x"]}):
+        with pytest.raises(BadArguments, match="takes the result of the step before it"):
+            made(policy, into="x")
+
+
+@pytest.mark.parametrize(
+    "declared",
+    [
+        {"at_once": 1.5}, {"at_once": "2"}, {"at_once": 0}, {"per": "x"}, {"unique": "x"}, {"unique": []}, {"unique": ["y"]},
+        {"unique": True, "unique_for": -5}, {"unique": True, "unique_for": "60"}, {"unique_for": 0}, {"backoff": (5, 1)},
+    ],
+)  # fmt: skip
+def test_a_wrong_declaration_is_refused(declared: dict) -> None:
+    with pytest.raises(ConfigError):
+        Ostler().job(**declared)(_x)
+
+
+@pytest.mark.parametrize(
+    "limits", [{"at_once": "2"}, {"at_once": 0}, {"rate": 100}, {"rate": "²/s"}, {"rate": "5/y"}, {"rate": "0/s"}]
+)
+def test_a_wrong_limit_of_a_queue_is_refused(limits: dict) -> None:
+    with pytest.raises(ConfigError):
+        Ostler().queue("q", **limits)
+
+
+def _x(job, x: int = 1) -> None: ...
+
+
+def test_a_period_alone_means_unique() -> None:
+    app = Ostler()
+    app.job(unique_for=60)(_x)
+    assert app.tasks["_x"].row["policy"] == {"unique": True, "unique_for": 60}
+
+
+def test_chains_and_callbacks_take_single_steps() -> None:
+    app = Ostler()
+    task = app.job()(_x)
+    with pytest.raises(BadArguments, match="one step"):
+        task.s().then(task.s().then(task.s()))
+    with pytest.raises(BadArguments, match="one step"):
+        app.batch([task.s()], then=task.s().then(task.s()))
+    with pytest.raises(BadArguments, match="run_at is a fixed time"):
+        task.s().then(task.options(run_at=5).s()).prepared()
