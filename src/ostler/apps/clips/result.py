@@ -93,8 +93,8 @@ def expire(results: Results, ttl: float, now: float) -> int:
     if not ttl or not isinstance(results, LocalResults):
         return 0
     deleted = 0
-    for note in results.root.glob("*/clip.mp4.json"):
-        clip = results.find(f"{note.parent.name}/clip.mp4")
+    for made in list(results.root.glob("*/clip.mp4")):
+        clip = results.find(f"{made.parent.name}/clip.mp4")
         if clip is not None and now - clip.at / 1000 > ttl:
             results.delete(clip.key)
             deleted += 1
