@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from ostler import config, flows
+from ostler import config
 from ostler.config import PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.producer import Producer, check_options
+from ostler.jobs.producer import Producer, check_names, check_options
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -74,7 +74,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Any) -> Task[P, R]:
         """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max."""
-        flows.check_options(self.name, options)
+        check_names(self.name, options)
         other = copy.copy(self)
         other._options = {**self._options, **options}  # noqa: SLF001
         return other

@@ -95,14 +95,3 @@ def store_batch(app: Ostler, steps: Iterable[Step | Chain], then: Step | None, i
     stored = BatchId(batch)
     stored.jobs = [JobId(job) for job in jobs]
     return stored
-
-
-OPTIONS = frozenset(
-    {"attempts", "timeout", "priority", "delay", "run_at", "unique_key", "unique_for", "limit_key", "limit_max"}
-)
-
-
-def check_options(task: str, options: Mapping[str, Any]) -> None:
-    """Raise BadArguments on an option that does not exist."""
-    if unknown := options.keys() - OPTIONS:
-        raise BadArguments(f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")

@@ -112,7 +112,7 @@ class Node:
             web = _Web(build(context, self.app.routes), web_socket)
 
             self._force = supervisor.force
-            loop.add_reader(doorbell.fileno(), doorbell.answer, lambda: self._rung(dispatcher))
+            loop.add_reader(doorbell.fileno(), doorbell.answer, dispatcher.ring)
             await supervisor.start()
             dispatcher.start()
             upkeep.start()
@@ -143,10 +143,6 @@ class Node:
                 for lane in (intake_lane, reader, writer):
                     await lane.close()
             log.info("node %s has stopped", settings.node)
-
-    def _rung(self, dispatcher: Dispatcher) -> None:
-        """Another process wrote: perhaps a job, perhaps a wish."""
-        dispatcher.ring()
 
     def stop(self) -> None:
         """The first time: drain. From the second on: now."""

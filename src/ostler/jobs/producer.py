@@ -34,10 +34,7 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
-    if unknown := {k for k, v in options.items() if v is not None} - _OPTIONS:
-        raise BadArguments(
-            f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(_OPTIONS - {'into', 'next'}))}"
-        )
+    check_names(task, {k: v for k, v in options.items() if v is not None and k not in ("into", "next")})
     options = _timed(task, options)
     waiting = options.pop("into", None)
     _check_waiting(task, declared.get("policy") or {}, waiting)
@@ -59,21 +56,15 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     )
 
 
-_OPTIONS = frozenset(
-    {
-        "attempts",
-        "timeout",
-        "priority",
-        "delay",
-        "run_at",
-        "unique_key",
-        "unique_for",
-        "limit_key",
-        "limit_max",
-        "into",
-        "next",
-    }
+OPTIONS = frozenset(
+    {"attempts", "timeout", "priority", "delay", "run_at", "unique_key", "unique_for", "limit_key", "limit_max"}
 )
+
+
+def check_names(task: str, options: Mapping[str, Any]) -> None:
+    """Raise BadArguments on an option that does not exist: none is ignored."""
+    if unknown := options.keys() - OPTIONS:
+        raise BadArguments(f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
 
 
 def _timed(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
