@@ -98,7 +98,7 @@ def test_a_queued_job_is_cancelled_at_once(node: Node) -> None:
 def test_a_running_job_that_listens_is_cancelled_without_a_kill(node: Node, task: str) -> None:
     job = node.enqueue(task)
     node.wait_running(job)
-    assert node.post(f"/api/v1/jobs/{job}/cancel")[1]["cancel_requested"] is True
+    assert node.post(f"/api/v1/jobs/{job}/cancel")[0] == 200
     assert node.wait_job(job)["status"] == "cancelled"
     assert node.events(job) == ["created", "processing", "cancel:requested", "cancelled"]
     assert all(w["generation"] == 1 for w in node.workers())

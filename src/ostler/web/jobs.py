@@ -123,12 +123,14 @@ def router(context: Context) -> APIRouter:
     @routes.post("/{job}/cancel", response_model=JobDetail, summary="Cancel a job")
     async def cancel(job: int) -> JSONResponse:
         """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
-        found = await context.writer.call(
-            lambda store: store.jobs.cancel(job, now_ms()), patience=context.settings.store_patience
+        # The answer is read before the worker is told: it shows the request, not how fast the job heeded it.
+        found, view = await context.writer.call(
+            lambda store: (store.jobs.cancel(job, now_ms()), store.jobs.get(job)),
+            patience=context.settings.store_patience,
         )
         if found == JobStatus.PROCESSING:
             context.dispatcher.cancel(job)
-        return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
+        return JSONResponse(view)
 
     @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")
     async def retry(job: int) -> JSONResponse:
