@@ -21,6 +21,7 @@ LAYERS = [
     {"check"},
     {"apps", "testing"},
     {"web"},
+    {"live"},
     {"app", "flows"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},

@@ -95,7 +95,9 @@ class Settings:
     )
     failed_retention: float = _setting(2_592_000.0, "failed jobs are deleted after so long; 0: never")
     upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
-    exit_retention: float = _setting(2_592_000.0, "how long exit records of workers are kept")
+    exit_retention: float = _setting(2_592_000.0, "how long exit records of workers and incidents are kept")
+    event_keepalive: float = _setting(15.0, "a stream of events that has nothing to say sends a comment this often")
+    max_streams: int = _setting(2000, "so many streams of events and logs at once; more are refused with 503")
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
 
@@ -243,6 +245,7 @@ def check(settings: Settings) -> None:
         "store_patience",
         "max_payload",
         "upkeep_interval",
+        "event_keepalive",
     ):
         if not getattr(settings, key) > 0:
             raise ConfigError(f"{key} must be more than 0, found {getattr(settings, key)}")

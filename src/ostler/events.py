@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,7 +12,7 @@ log = logging.getLogger("ostler.events")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMoved:
-    """A worker slot changed its status."""
+    """A worker slot changed its status. After an end: why, how, what it was at, its last line, and when it is started again."""
 
     component: str
     generation: int
@@ -21,6 +21,9 @@ class WorkerMoved:
     pid: int | None = None
     reason: str | None = None
     delay: float | None = None
+    how: str | None = None  # the signal or the exit code
+    job: int | None = None
+    line: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +82,39 @@ class Backpressure:
     reason: str
 
 
-Event = ClaimMissed | Recovered | Beats | Backpressure | WorkerMoved | PoolPaused | JobEnded | ClaimLost
+class JobsTouched(NamedTuple):
+    """The store has new states of jobs: those named, and (`others`) perhaps some that other processes wrote."""
+
+    jobs: Sequence[int]
+    others: bool = False
+
+
+class Printed(NamedTuple):
+    """Something was printed: `worker:{pool}:{n}`, or `job:{id}`."""
+
+    subject: str
+
+
+class StoreAnswers(NamedTuple):
+    """A lane lost the store, or has it again."""
+
+    lane: str
+    answers: bool
+
+
+Event = (
+    ClaimMissed
+    | Recovered
+    | Beats
+    | Backpressure
+    | WorkerMoved
+    | PoolPaused
+    | JobEnded
+    | ClaimLost
+    | JobsTouched
+    | Printed
+    | StoreAnswers
+)
 Listener = Callable[[Any], None]
 
 

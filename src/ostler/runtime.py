@@ -22,7 +22,7 @@ from ostler.app import Ostler
 from ostler.check import check_app
 from ostler.config import Settings, is_loopback
 from ostler.errors import ConfigError
-from ostler.events import Backpressure, Bus, Event, JobEnded, PoolPaused, Recovered, WorkerMoved
+from ostler.events import Backpressure, Bus, Event, JobEnded, PoolPaused, Recovered, StoreAnswers, WorkerMoved
 from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
@@ -32,6 +32,10 @@ from ostler.lifecycle.control import Control
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
+from ostler.live.broker import Broker
+from ostler.live.incidents import Incidents
+from ostler.live.tails import Tails
+from ostler.live.watch import Watch
 from ostler.store import Store, database_path, now_ms
 from ostler.store.doorbell import Doorbell
 from ostler.store.lanes import Lane
@@ -79,12 +83,20 @@ class Node:
                 recovered = recover_dead_nodes(store, now_ms(), _is_alive, _end)
             doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))
 
-            writer = Lane("writer", lambda: self._open(durable=False), loop)
-            reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop)
-            intake_lane = Lane("intake", lambda: self._open(durable=True), loop)
             bus = Bus()
             bus.listen(_tell)
+
+            def answers(lane: str, well: bool) -> None:
+                bus.send(StoreAnswers(lane, well))
+
+            writer = Lane("writer", lambda: self._open(durable=False), loop, answers)
+            reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop, answers)
+            intake_lane = Lane("intake", lambda: self._open(durable=True), loop, answers)
+            lanes = [writer, reader, intake_lane]
             metrics = Metrics(bus)
+            incidents = Incidents(settings.node, bus, writer)
+            await incidents.load()
+            incidents.tell("info", "node", f"node {settings.node} started")
             if recovered:
                 bus.send(Recovered(len(recovered), "stale"))
             limits = {
@@ -96,6 +108,10 @@ class Node:
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
             upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
+            broker = Broker(secrets.token_hex(4), settings.node)
+            queues = sorted({task.queue for task in self.app.tasks.values()})
+            watch = Watch(settings, broker, bus, supervisor, dispatcher, reader, lanes, incidents, queues)
+            tails = Tails(bus)
             context = Context(
                 settings,
                 supervisor,
@@ -106,8 +122,11 @@ class Node:
                 intake_lane,
                 tasks,
                 self.url,
-                [writer, reader, intake_lane],
+                lanes,
                 metrics,
+                broker,
+                watch,
+                tails,
             )
             web = _Web(build(context, self.app.routes), web_socket)
 
@@ -116,6 +135,7 @@ class Node:
             await supervisor.start()
             dispatcher.start()
             upkeep.start()
+            watch.start()
             await web.start()
             supervisor.mark_serving()
             held.enter_context(_address(folder, self.url))
@@ -137,7 +157,10 @@ class Node:
                 await supervisor.stop()
                 await upkeep.close()
                 await dispatcher.close()
+                tails.close()
+                await watch.close()
                 await web.stop()
+                incidents.close()
                 await supervisor.close()
                 loop.remove_reader(doorbell.fileno())
                 for lane in (intake_lane, reader, writer):
@@ -366,9 +389,10 @@ def _tell(event: Event) -> None:
     if isinstance(event, JobEnded) and event.event != "failed":
         return  # the most frequent one, and nothing to tell
     match event:
-        case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay):
+        case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay, how=how, line=line):
             follows = f"restart in {delay:g} s" if delay is not None else "no restart"
-            log.warning("%s (generation %d) crashed: %s; %s", component, generation, reason, follows)
+            last = f', last line: "{line}"' if line else ""
+            log.warning("%s (generation %d) crashed: %s, %s%s; %s", component, generation, reason, how, last, follows)
         case WorkerMoved(component, _, _, "failed", reason=reason):
             log.error("%s is failed: %s. Look at its log, then: ostler restart %s", component, reason, component)
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):

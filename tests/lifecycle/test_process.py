@@ -32,6 +32,7 @@ def test_what_was_sent_before_the_death_is_told_before_the_death(tmp_path: Path)
             on_frame=told.append,
             on_line=told.append,
             on_labelled=lambda label, lines: None,
+            on_printed=lambda: None,
             on_end=lambda ended: told.append(ended.signal),
             on_garbage=told.append,
         )

@@ -23,7 +23,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Backpressure, Bus, ClaimLost, ClaimMissed, JobEnded
+from ostler.events import Backpressure, Bus, ClaimLost, ClaimMissed, JobEnded, JobsTouched, Printed
 from ostler.jobs import backpressure, verdict
 from ostler.jobs.logs import JobLogs
 from ostler.jobs.seat import Durations, Seat
@@ -110,6 +110,7 @@ class Dispatcher:
     def ring(self) -> None:
         """Something may be there to claim."""
         self._bell.set()
+        self._bus.send(JobsTouched((), others=True))
 
     # ---- the loop
 
@@ -173,6 +174,9 @@ class Dispatcher:
         for job in taken.lost:
             log.warning("job %d: a late result was dropped, its claim was lost", job)
             self._bus.send(ClaimLost(job))
+        self._bus.send(
+            JobsTouched([row.id for rows in (turn.notes, turn.finishes, turn.requeues, taken.claims) for row in rows])
+        )
         return taken
 
     def _collect(self, *, claim: bool = True) -> Turn | None:
@@ -307,6 +311,7 @@ class Dispatcher:
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
         """What a job printed."""
         self._logs.append(int(label), lines)
+        self._bus.send(Printed(f"job:{label}"))
 
     def pause(self, worker: Worker) -> None:
         """The running job finishes; what has not begun comes back."""
@@ -509,6 +514,16 @@ class Dispatcher:
             self._arm(seat)
 
     # ---- for those who look
+
+    @property
+    def limits(self) -> Mapping[str, QueueLimit]:
+        """The limits of queues that have any."""
+        return self._limits
+
+    def current(self, component: str) -> tuple[int, str] | None:
+        """(id, task) of what the worker is at."""
+        seat = self._by_component.get(component)
+        return (seat.jobs[0].id, seat.jobs[0].task) if seat and seat.jobs else None
 
     def running(self) -> int:
         """How many jobs are running on this node now."""

@@ -72,6 +72,7 @@ class Upkeep:
         def purge(store: Store) -> list[int]:
             done = now - int(settings.retention * 1000) if settings.retention else None
             failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
+            store.live.purge(now, now - int(settings.exit_retention * 1000))
             return store.jobs.purge(now, done_before=done, failed_before=failed)
 
         gone = await self._lane.call(purge)

@@ -79,12 +79,13 @@ class Process:
         on_frame: Callable[[Frame], None],
         on_line: Callable[[str], None],
         on_labelled: Callable[[str, list[bytes]], None],
+        on_printed: Callable[[], None],
         on_end: Callable[[Ended], None],
         on_garbage: Callable[[str], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
-        self._on_labelled = on_labelled
+        self._on_labelled, self._on_printed = on_labelled, on_printed
         self._label = ""
         self._token = secrets.token_hex(8)
         self._marker = re.compile(rb"(.*)\x1e" + self._token.encode() + rb" (\d{1,18})", re.DOTALL)
@@ -251,6 +252,7 @@ class Process:
             self._on_labelled(self._label, labelled)
         if kept:
             self._log.write(b"\n".join(kept) + b"\n")
+            self._on_printed()
         for line in kept:
             text = line[:_LINE_LENGTH].decode(errors="replace").rstrip("\r")
             self.tail.append(text)

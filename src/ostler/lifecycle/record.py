@@ -59,6 +59,8 @@ class Records:
                 slot.history = self._history(store, slot.component, now, found["streak"], found["restart_count"])
                 if found["status"] == Status.FAILED:
                     slot.rest = Status.FAILED
+                for row in health.exits(self._node, slot.component, 1):
+                    slot.last_exit = ExitRow(component=slot.component, **row)
         health.prune(now - int(self._settings.exit_retention * 1000))
         return store.meta.pauses()
 

@@ -22,7 +22,7 @@ import time
 from typing import Any
 
 from ostler.config import Settings
-from ostler.events import Beats, Bus, WorkerMoved
+from ostler.events import Beats, Bus, PoolPaused, Printed, WorkerMoved
 from ostler.lifecycle import ends, family, launch, plain, recycle, restart
 from ostler.lifecycle.process import Ended, Process, oom_kills
 from ostler.lifecycle.record import Records
@@ -243,7 +243,8 @@ class Supervisor:
         spec = slot.pool.spec
         slot.generation += 1
         now = time.monotonic()
-        worker = Worker(slot, slot.generation, started=now, last_beat=now, last_beat_ms=now_ms())
+        at = now_ms()
+        worker = Worker(slot, slot.generation, started=now, started_ms=at, last_beat=now, last_beat_ms=at)
         if heir:
             slot.heir = worker
         else:
@@ -258,6 +259,7 @@ class Supervisor:
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
                 on_labelled=lambda label, lines: spec.tenant.output(worker, label, lines),
+                on_printed=lambda: self.bus.send(Printed(slot.component)),
                 on_end=lambda ended: self._noticed_end(worker, ended),
                 on_garbage=lambda what: self._garbage(worker, what),
             )
@@ -425,7 +427,7 @@ class Supervisor:
         if worker is slot.heir or worker in slot.leaving:
             self._side_end(slot, worker, row, now)
             return
-        slot.worker = None
+        slot.worker, slot.last_exit = None, row
         self._own_end(slot, worker, row, end)
         if slot.heir is not None:
             self._inherit(slot, slot.heir)
@@ -447,14 +449,24 @@ class Supervisor:
         slot.rest = move(slot.component, worker.status, Status.CRASHED)
         self._recycled(slot)
         delay = verdict.delay if isinstance(verdict, Again) else None
-        why = f"{row.reason}, {row.signal or f'code {row.code}'}"
-        if words := next((line.strip() for line in reversed(row.log) if line.strip()), None):
-            why += f', last line: "{words[:160]}"'
-        self.bus.send(WorkerMoved(slot.component, worker.generation, worker.status, slot.rest, reason=why, delay=delay))
+        slot.due, slot.due_ms = time.monotonic() + (delay or 0.0), None if delay is None else row.at + int(delay * 1000)
+        self.bus.send(
+            WorkerMoved(
+                slot.component,
+                worker.generation,
+                worker.status,
+                slot.rest,
+                reason=row.reason,
+                delay=delay,
+                how=row.signal or f"code {row.code}",
+                job=row.job,
+                line=next((line.strip()[:160] for line in reversed(row.log) if line.strip()), None),
+            )
+        )
         self.records.crashed(row, code)
         match verdict:
-            case Again(delay):
-                slot.due = time.monotonic() + delay
+            case Again():
+                pass
             case GiveUp(why):
                 slot.rest = move(slot.component, slot.rest, Status.FAILED)
                 self.bus.send(WorkerMoved(slot.component, worker.generation, Status.CRASHED, slot.rest, reason=why))
@@ -532,9 +544,13 @@ class Supervisor:
 
     def apply_pauses(self, enabled: bool, paused: frozenset[str]) -> None:
         """What the store says: another process may have paused something."""
-        self.enabled = enabled
-        for pool in self.pools.values():
-            pool.paused = pool.spec.name in paused
+        if enabled != self.enabled:
+            self.enabled = enabled
+            self.bus.send(PoolPaused(None, not enabled))
+        for name, pool in self.pools.items():
+            if pool.paused != (name in paused):
+                pool.paused = name in paused
+                self.bus.send(PoolPaused(name, pool.paused))
 
     # ---- records
 

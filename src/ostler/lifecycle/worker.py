@@ -13,6 +13,7 @@ from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.restart import History
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.wire import Frame
+from ostler.store.rows import ExitRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +113,8 @@ class Slot:
     wanted: bool = True
     history: History = field(default_factory=History)
     due: float = 0.0  # when a crashed one is started again (monotonic)
+    due_ms: int | None = None  # … by the wall clock, for those who look
+    last_exit: ExitRow | None = None
     worker: Worker | None = None
     heir: Worker | None = None  # being warmed to take over
     leaving: list[Worker] = field(default_factory=list)  # replaced, finishing what it has
@@ -133,6 +136,7 @@ class Worker:
     slot: Slot
     generation: int
     started: float
+    started_ms: int = 0
     status: Status = Status.STARTING
     process: Process | None = None
     probe: Probe | None = None

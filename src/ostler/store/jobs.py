@@ -11,9 +11,11 @@ from typing import Any
 from ostler.errors import Conflict, NotFound
 from ostler.store import limits
 from ostler.store.flows import Flows
+from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 from ostler.store.sqlite import SqliteDatabase
 
+_REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 
 
@@ -23,6 +25,7 @@ class JobRecords:
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
         self.flows = Flows(db, self._insert, self._put_unique)
+        self._tallies = Tallies(db)
 
     # ---- producers
 
@@ -88,12 +91,14 @@ class JobRecords:
         """
         lost: list[int] = []
         timeline: list[_EVENT] = []
+        counts: Counts = {}
         with self._db.transaction():
             self._note(turn.notes, timeline)
-            self._finish(turn.finishes, turn.now, timeline, lost)
-            self._requeue(turn.requeues, turn.now, timeline, lost)
-            claims, dues, missed = self._claim(turn, timeline) if turn.wants else ([], [], 0)
+            self._finish(turn.finishes, turn.now, timeline, lost, counts)
+            self._requeue(turn.requeues, turn.now, timeline, lost, counts)
+            claims, dues, missed = self._claim(turn, timeline, counts) if turn.wants else ([], [], 0)
             self._timeline(timeline)
+            self._tallies.add(counts, turn.now)
             dues.append(self._db.run("next_due")[0]["due"])
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed)
 
@@ -113,7 +118,9 @@ class JobRecords:
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
 
-    def _finish(self, finishes: list[Finish], now: int, timeline: list[_EVENT], lost: list[int]) -> None:
+    def _finish(
+        self, finishes: list[Finish], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
+    ) -> None:
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
@@ -125,13 +132,23 @@ class JobRecords:
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
+            queue = row["queue"]
+            _count(counts, queue, done.status)
+            if done.status == "done":
+                took = max(0, done.finished_at - done.started_at)
+                _count(counts, queue, "run_ms", took)
+                _count(counts, queue, f"run:{bin_of(took)}")
+            if done.crash:
+                _count(counts, queue, "crashed")
             if row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
         if followed:
             self.flows.ended(followed, now)
 
-    def _requeue(self, requeues: list[Requeue], now: int, timeline: list[_EVENT], lost: list[int]) -> None:
+    def _requeue(
+        self, requeues: list[Requeue], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
+    ) -> None:
         if not requeues:
             return
         by_id = {r.id: r for r in requeues}
@@ -139,14 +156,17 @@ class JobRecords:
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
             event = back.event
+            if name := _REQUEUED.get(event):
+                _count(counts, row["queue"], name)
             if row["status"] == JobStatus.CANCELLED:
                 event = "cancelled"
+                _count(counts, row["queue"], event)
                 if row["batch"] is not None:
                     self.flows.ended([{**dict(row), "next": None}], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
         lost.extend(by_id)
 
-    def _claim(self, turn: Turn, timeline: list[_EVENT]) -> tuple[list[Claim], list[int | None], int]:
+    def _claim(self, turn: Turn, timeline: list[_EVENT], counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
         self._db.run("promote", now=turn.now)
         claims: list[Claim] = []
@@ -163,6 +183,9 @@ class JobRecords:
                     dues.append(due)  # the rate is what held back
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
             claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
+            for row in rows:
+                if row["attempt"] == 0:  # how long it waited for its first run
+                    _count(counts, queue, f"wait:{bin_of(turn.now - row['since'])}")
         if not claims:
             return claims, dues, 0
         by_id = {c.id: c for c in claims}
@@ -203,8 +226,10 @@ class JobRecords:
             data = json.dumps({"node": node, "reason": reason})
             timeline: list[_EVENT] = []
             back = [Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, data=data) for row in rows]
-            self._requeue(back, now, timeline, [])
+            counts: Counts = {}
+            self._requeue(back, now, timeline, [], counts)
             self._timeline(timeline)
+            self._tallies.add(counts, now)
         return [row["id"] for row in rows]
 
     # ---- operators
@@ -266,6 +291,8 @@ class JobRecords:
         for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
             for row in self._db.run(statement, id=job, now=now):
                 self._timeline([(job, row["seq"], now, event, None)])
+                if event == "cancelled":
+                    self._tallies.add({(row["queue"], event): 1}, now)
                 if event == "cancelled" and row["batch"] is not None:
                     self.flows.ended([{**dict(row), "next": None}], now)
                 return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
@@ -367,6 +394,11 @@ class JobRecords:
             r["name"]: {**dict(r), "parameters": json.loads(r["parameters"]), "policy": json.loads(r["policy"])}
             for r in self._db.run("tasks")
         }
+
+
+def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:
+    key = (queue, name)
+    counts[key] = counts.get(key, 0) + n
 
 
 def _where(**filters: Any) -> tuple[str, dict[str, Any]]:

@@ -7,6 +7,7 @@ locked or full tries again until it goes through, so a busy disk delays and lose
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import queue
 import threading
@@ -26,9 +27,16 @@ _Item = tuple[Callable[[Store], Any], "asyncio.Future[Any] | None", float | None
 class Lane:
     """A thread, a store, a queue of work. `patience` is how long `call` tries; None is for ever."""
 
-    def __init__(self, name: str, store: Callable[[], Store], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self,
+        name: str,
+        store: Callable[[], Store],
+        loop: asyncio.AbstractEventLoop,
+        answers: Callable[[str, bool], None] | None = None,
+    ) -> None:
         self.name = name
-        self.trouble_since: float | None = None
+        self._answers = answers  # told, on the loop, when the store is lost and when it is back
+        self._trouble_since: float | None = None
         self._open = store
         self._loop = loop
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -56,6 +64,19 @@ class Lane:
         self._giving_up.set()
         log.warning("lane %s could not write everything before the end; the next start recovers it", self.name)
         await asyncio.to_thread(self._thread.join, 6.0)
+
+    @property
+    def trouble_since(self) -> float | None:
+        """Since when (monotonic) the store has not answered; None when it does."""
+        return self._trouble_since
+
+    @trouble_since.setter
+    def trouble_since(self, value: float | None) -> None:
+        changed = (value is None) != (self._trouble_since is None)
+        self._trouble_since = value
+        if changed and self._answers is not None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                self._loop.call_soon_threadsafe(self._answers, self.name, value is None)
 
     def _work(self) -> None:
         store: Store | None = None

@@ -107,6 +107,10 @@ class SqliteDatabase:
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
+    def version(self) -> int:
+        """A number that changes when another connection has committed something."""
+        return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
+
     def close(self) -> None:
         self._connection.close()
 

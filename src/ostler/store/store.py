@@ -13,6 +13,7 @@ from typing import Self
 from ostler.errors import ConfigError, StoreBusy
 from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
+from ostler.store.live import LiveRecords
 from ostler.store.sqlite import SqliteDatabase
 
 
@@ -22,13 +23,14 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`."""
 
     def __init__(self, db: SqliteDatabase) -> None:
         self.db = db
         self.jobs = JobRecords(db)
         self.health = Health(db)
         self.meta = Meta(db)
+        self.live = LiveRecords(db)
 
     @classmethod
     def open(

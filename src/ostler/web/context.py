@@ -10,6 +10,9 @@ from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
+from ostler.live.broker import Broker
+from ostler.live.tails import Tails
+from ostler.live.watch import Watch
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 
@@ -32,4 +35,7 @@ class Context:
     url: str
     lanes: list[Lane]
     metrics: Metrics
+    broker: Broker
+    watch: Watch
+    tails: Tails
     started_at: int = field(default_factory=now_ms)

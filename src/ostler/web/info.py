@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-import time
 
 from fastapi import APIRouter
 from fastapi.responses import RedirectResponse
 
 import ostler
-from ostler.lifecycle.state import Status
-from ostler.lifecycle.worker import Slot
+from ostler.live.condition import condition, unready
 from ostler.store import now_ms
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
@@ -31,13 +29,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/readyz", summary="It can take and run work")
     async def readyz() -> JSONResponse:
-        reasons = unready(context)
+        reasons = unready(supervisor, context.lanes)
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 200 if not reasons else 503)
 
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
         rows = await context.reader.call(lambda store: store.health.get_nodes())
-        status, errors = condition(context)
+        status, errors = condition(supervisor, context.lanes)
         nodes = [
             {k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows
         ]
@@ -76,50 +74,3 @@ def router(context: Context) -> APIRouter:
         )
 
     return routes
-
-
-def _complaint(slot: Slot) -> str:
-    if slot.status is Status.FAILED:
-        return f"{slot.component} is failed: it crashed too often. See 'ostler logs {slot.component}', then: ostler restart {slot.component}"
-    return f"{slot.component} is crashed and will be started again"
-
-
-def unready(context: Context) -> list[str]:
-    """Why the node should get no traffic; empty when it should."""
-    reasons = ["the node is stopping"] if context.supervisor.stopping else []
-    reasons += [
-        f"the store has not answered lane {lane.name}" for lane in context.lanes if lane.trouble_since is not None
-    ]
-    for pool in context.supervisor.pools.values():
-        if pool.slots and not any(slot.status is Status.HEALTHY for slot in pool.slots):
-            reasons.append(f"no worker of pool {pool.spec.name} is healthy")
-    return reasons
-
-
-def condition(context: Context) -> tuple[str, list[str]]:
-    """(healthy | degraded | error, what is wrong, in words). Error: some pool cannot work at all, or the store does not answer."""
-    errors: list[str] = []
-    worst = "healthy"
-    for pool in context.supervisor.pools.values():
-        bad = [slot for slot in pool.slots if slot.status in (Status.CRASHED, Status.FAILED)]
-        errors += [_complaint(slot) for slot in bad]
-        if (
-            pool.slots
-            and not bad
-            and all(slot.status is Status.STOPPED for slot in pool.slots)
-            and not context.supervisor.stopping
-        ):
-            errors.append(f"no worker of pool {pool.spec.name} runs; start them with: ostler resume {pool.spec.name}")
-            worst = "degraded" if worst == "healthy" else worst
-        if bad:
-            all_failed = all(slot.status is Status.FAILED for slot in pool.slots)
-            worst = "error" if all_failed or worst == "error" else "degraded"
-    if context.supervisor.records.degraded:
-        errors.append("HEARTBEAT_DEGRADED: more than three beats in a row could not be written")
-        worst = "error"
-    for lane in context.lanes:
-        if lane.trouble_since is not None:
-            errors.append(f"the store has not answered for {time.monotonic() - lane.trouble_since:.0f} s")
-            worst = "error"
-            break
-    return worst, errors

@@ -130,6 +130,7 @@ def router(context: Context) -> APIRouter:
         )
         if found == JobStatus.PROCESSING:
             context.dispatcher.cancel(job)
+        context.dispatcher.ring()
         return JSONResponse(view)
 
     @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")

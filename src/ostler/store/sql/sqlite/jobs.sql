@@ -18,7 +18,8 @@ INSERT INTO job_events (job, seq, at, name, data) VALUES (?, ?, ?, ?, ?);
 UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :now;
 
 -- name: claimable
-SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max FROM jobs
+SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max,
+       coalesce(run_at, created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
    AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
  ORDER BY priority DESC, id LIMIT :limit;
@@ -39,7 +40,7 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
                json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
           FROM json_each(:batch)) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.status, jobs.batch, jobs.next, jobs.result;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.result;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here.
@@ -55,7 +56,7 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
                json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error
           FROM json_each(:batch)) AS r
  WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.status, jobs.batch;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch;
 
 -- name: note
 -- Progress and named events of running jobs: several per job in one batch, in order.
@@ -86,7 +87,7 @@ SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node AND canc
 -- name: cancel_queued
 UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
        error = json_object('code', 'CANCELLED', 'message', 'cancelled before it began')
- WHERE id = :id AND status = 'queued' RETURNING id, seq, status, batch;
+ WHERE id = :id AND status = 'queued' RETURNING id, seq, queue, status, batch;
 
 -- name: cancel_running
 UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;

@@ -1,0 +1,216 @@
+"""The broker: the newest state of every object, numbered by change, and the clients that follow it.
+
+A client is a place in that numbering, not a buffer: when its socket has room it is given the newest state of everything
+that changed since. So a slow client skips what is outdated anyway, costs no memory, and holds up nobody. A client that
+comes back names the last number it saw and goes on from there. Only where an object was forgotten in the meantime (ended
+jobs are, after a while) the gap cannot be told: then it gets a `resync` and everything anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any, NamedTuple
+
+from ostler.live import states, topics
+from ostler.live.topics import Pattern
+from ostler.store import now_ms
+
+KEEP_ALIVE = b": keep-alive\n\n"
+
+
+class Entry(NamedTuple):
+    seq: int
+    topic: str
+    frame: bytes
+
+
+class Group:
+    """Clients that follow the same patterns; what they get is put together once for all of them."""
+
+    def __init__(self, patterns: frozenset[Pattern]) -> None:
+        self.patterns = patterns
+        self.clients: set[Client] = set()
+        self.matched: dict[str, bool] = {}
+        self.made: tuple[int, int, bytes] = (-1, -1, b"")  # from, to, frames
+
+    def wants(self, topic: str) -> bool:
+        found = self.matched.get(topic)
+        if found is None:
+            found = self.matched[topic] = topics.matches(self.patterns, topic)
+        return found
+
+
+class Client:
+    """One who follows. `take` gives what it has not seen; `wake` is set when there is something."""
+
+    def __init__(self, broker: Broker, group: Group, seen: int | None, greeting: bytes) -> None:
+        self._broker, self.group = broker, group
+        self._seen = seen  # None: nothing yet, the next take is a snapshot
+        self._greeting = greeting
+        self._quiet = False
+        self.wake = asyncio.Event()
+        self.closed = False
+
+    def take(self) -> bytes:
+        """Everything that changed since the last take, the newest state of each object, in order; empty when nothing did."""
+        self.wake.clear()
+        data, self._greeting = self._greeting, b""
+        if self._seen is None:
+            data += self._broker.frames(self.group, 0) + self._broker.live_frame()
+        elif self._broker.has_forgotten(self.group, self._seen):
+            data += self._broker.resync_frame("more was missed than can be told")
+            data += self._broker.frames(self.group, 0) + self._broker.live_frame()
+        else:
+            data += self._broker.frames(self.group, self._seen)
+        self._seen = self._broker.seq
+        if data:
+            self._quiet = False
+        elif self._quiet:
+            self._quiet, data = False, KEEP_ALIVE
+        return data
+
+    def tick(self) -> None:
+        """Called once per keep-alive interval: say something if nothing was said since."""
+        self._quiet = True
+        self.wake.set()
+
+    def close(self) -> None:
+        self.closed = True
+        self.wake.set()
+
+
+class Broker:
+    """Holds the state, numbers the changes, wakes the clients. Runs on the node's loop."""
+
+    def __init__(self, epoch: str, node: str) -> None:
+        self.epoch, self.node = epoch, node
+        self.seq = 0
+        self.closed = False
+        self.spent = 0.0  # seconds that sending has cost since `flush`; whoever publishes paces itself by it
+        self._entries: dict[str, Entry] = {}  # by object, in the order of their numbers
+        self._values: dict[str, Any] = {}
+        self._forgotten: dict[str, int] = {}  # topic -> the last number that nobody can be told any more
+        self._groups: dict[frozenset[Pattern], Group] = {}
+        self._woken: set[Group] = set()
+
+    # ---- those who publish
+
+    def publish(self, topic: str, kind: str, name: str, value: Any, *, key: str = "") -> bool:
+        """The object's state now. Sent only if it differs from the last; `key` tells objects of one topic apart."""
+        key = f"{topic}#{key}"
+        if key in self._values and self._values[key] == value:
+            return False
+        self.seq += 1
+        event = states.envelope(topic, kind, now_ms(), name, value)
+        self._values[key] = value
+        self._entries.pop(key, None)
+        self._entries[key] = Entry(self.seq, topic, self._frame(event))
+        for group in self._groups.values():
+            if group.wants(topic):
+                self._woken.add(group)
+        return True
+
+    def forget(self, topic: str, key: str) -> None:
+        """Drop an object from memory. Who has not seen its last state yet is told to resync."""
+        entry = self._entries.pop(f"{topic}#{key}", None)
+        self._values.pop(f"{topic}#{key}", None)
+        if entry is not None:
+            self._forgotten[topic] = max(self._forgotten.get(topic, 0), entry.seq)
+
+    def missed(self, topic: str, why: str) -> None:
+        """More of this topic changed than is told: say so, instead of dropping it silently."""
+        self.publish(topic, "resync", "stream", {"reason": why, "after": self.seq}, key="resync")
+
+    def flush(self) -> int:
+        """Wake all clients that have something to take; how many."""
+        woken, self._woken = self._woken, set()
+        self.spent = 0.0
+        count = 0
+        for group in woken:
+            for client in group.clients:
+                client.wake.set()
+            count += len(group.clients)
+        return count
+
+    # ---- those who follow
+
+    def follow(self, patterns: frozenset[Pattern], last_id: str | None) -> Client:
+        """A new client; with the id of the last event that it saw, it goes on from there."""
+        group = self._groups.get(patterns)
+        if group is None:
+            group = self._groups[patterns] = Group(patterns)
+        seen, greeting = self._place(last_id)
+        client = Client(self, group, seen, greeting)
+        group.clients.add(client)
+        return client
+
+    def _place(self, last_id: str | None) -> tuple[int | None, bytes]:
+        if not last_id:
+            return None, b""
+        epoch, _, number = last_id.strip().rpartition("-")
+        if epoch != self.epoch:
+            return None, self.resync_frame("the node was started anew")
+        if not number.isascii() or not number.isdigit() or len(number) > 18 or int(number) > self.seq:
+            return None, self.resync_frame("that id was never given")
+        return int(number), b""
+
+    def leave(self, client: Client) -> None:
+        client.group.clients.discard(client)
+        if not client.group.clients:
+            self._groups.pop(client.group.patterns, None)
+
+    def wanted(self, topic: str) -> bool:
+        """Whether anybody follows this topic."""
+        return any(group.wants(topic) for group in self._groups.values())
+
+    @property
+    def clients(self) -> int:
+        return sum(len(group.clients) for group in self._groups.values())
+
+    def tick(self) -> None:
+        """Once per keep-alive interval."""
+        for group in self._groups.values():
+            for client in group.clients:
+                client.tick()
+
+    def close(self) -> None:
+        """End all streams: the node stops."""
+        self.closed = True
+        for group in list(self._groups.values()):
+            for client in list(group.clients):
+                client.close()
+
+    # ---- frames
+
+    def frames(self, group: Group, since: int) -> bytes:
+        """What changed after `since`, for one group; put together once for all of its clients that are at the same place."""
+        start, end, made = group.made
+        if (start, end) == (since, self.seq):
+            return made
+        found = []
+        for entry in reversed(self._entries.values()):
+            if entry.seq <= since:
+                break
+            if group.wants(entry.topic):
+                found.append(entry.frame)
+        made = b"".join(reversed(found))
+        group.made = (since, self.seq, made)
+        return made
+
+    def has_forgotten(self, group: Group, since: int) -> bool:
+        return any(seq > since and group.wants(topic) for topic, seq in self._forgotten.items())
+
+    def live_frame(self) -> bytes:
+        """After a snapshot: what follows are changes."""
+        return self._frame(
+            states.envelope("stream", "live", now_ms(), "stream", {"node": self.node, "epoch": self.epoch})
+        )
+
+    def resync_frame(self, why: str) -> bytes:
+        """Forget what you have; the whole state follows."""
+        return self._frame(states.envelope("stream", "resync", now_ms(), "stream", {"reason": why}), numbered=False)
+
+    def _frame(self, event: dict[str, Any], *, numbered: bool = True) -> bytes:
+        head = f"id: {self.epoch}-{self.seq}\n" if numbered else ""
+        return f"{head}data: {json.dumps(event, separators=(',', ':'))}\n\n".encode()

@@ -1,0 +1,212 @@
+"""Incidents: what an operator wants to have been told, in words. They are kept in the store, so last night's are there too.
+
+`words` of things are pure. An incident may be rewritten while it goes on: a crash when its worker is back, failing jobs of one
+task when more of them fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ostler.events import Backpressure, Bus, JobEnded, PoolPaused, Recovered, StoreAnswers, WorkerMoved
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+from ostler.store.store import Store
+
+log = logging.getLogger("ostler.live")
+
+KEPT = 50  # in memory; the store has more
+_SAME = 60_000  # ms: failures of one task with one code within this are one incident
+_WRITE_EVERY = 0.5
+
+_HOW = {
+    "oom": "was killed by the kernel: the machine ran out of memory",
+    "silence": "gave no sign of life and was killed",
+    "unwell": "did not pass its health check and was killed",
+    "startup-deadline": "was not ready in time and was killed",
+    "killed": "was killed by an operator",
+    "protocol": "said something that is not the protocol and was killed",
+    "spawn": "could not be started",
+    "app-load": "could not load the app",
+    "model-load": "could not load its model",
+    "exit-loop": "ended again and again by itself",
+    "unknown": "ended, nobody knows how",
+}
+_SIGNALS = {
+    "SIGKILL": ", probably out of memory",
+    "SIGSEGV": ", a fault in native code",
+    "SIGBUS": ", a fault in native code",
+    "SIGABRT": ", it aborted itself",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One of them. `id` is its beginning in ms, unique on its node; `at` its last change."""
+
+    node: str
+    id: int
+    level: str
+    subject: str
+    text: str
+    at: int
+    count: int = 1
+    job: int | None = None
+    detail: str | None = None
+
+    def view(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__}
+
+
+def crash(event: WorkerMoved, ended: JobEnded | None, back_after: float | None = None) -> str:
+    """How a worker ended, and what follows."""
+    if event.reason == "signal":
+        how = f"was killed by {event.how}{_SIGNALS.get(event.how or '', '')}"
+    else:
+        how = _HOW.get(event.reason or "", f"ended with {event.how}")
+    if back_after is not None:
+        then = f"restarted after {_span(back_after)}"
+    elif event.delay is None:
+        then = "it is not started again"
+    else:
+        then = f"restarts in {_span(event.delay)}"
+    return f"{event.component} {how}; {then}{_job(event.job, ended)}"
+
+
+def _job(job: int | None, ended: JobEnded | None) -> str:
+    if job is None:
+        return ""
+    if ended is None or ended.job != job or ended.event.startswith("requeued"):
+        return f", job {job} requeued"
+    return f", job {job} failed as {ended.code}" if ended.event == "failed" else f", job {job} {ended.event}"
+
+
+def failures(event: JobEnded, count: int) -> str:
+    """Jobs that failed for good."""
+    if count == 1:
+        return f"job {event.job} ({event.task}) failed: {event.code}"
+    return f"{count} jobs of task {event.task} failed with {event.code}, the last is job {event.job}"
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s".replace(".0 s", " s")
+
+
+class Incidents:
+    """Listens to the bus, words what matters, and has the store keep it."""
+
+    def __init__(self, node: str, bus: Bus, lane: Lane, changed: Callable[[], None] = lambda: None) -> None:
+        self._node, self._lane = node, lane
+        self.changed = changed
+        self.last: deque[Incident] = deque(maxlen=KEPT)  # oldest first
+        self._ends: dict[str, JobEnded] = {}  # worker -> how the last job that it did not finish ended
+        self._crashes: dict[str, tuple[Incident, WorkerMoved, float]] = {}
+        self._repeats: dict[tuple[str, str | None], Incident] = {}
+        self._unwritten: dict[int, Incident] = {}
+        self._writing: asyncio.TimerHandle | None = None
+        bus.listen(self._heard)
+
+    async def load(self) -> None:
+        """What the store has of earlier."""
+        rows = await self._lane.call(lambda store: store.live.incidents(KEPT))
+        known = {(i.node, i.id) for i in self.last}
+        earlier = [Incident(**row) for row in reversed(rows)]
+        self.last = deque([*(i for i in earlier if (i.node, i.id) not in known), *self.last], maxlen=KEPT)
+
+    def close(self) -> None:
+        """Hand what was not written yet to the lane."""
+        if self._writing is not None:
+            self._writing.cancel()
+        self._write()
+
+    def tell(self, level: str, subject: str, text: str, **more: Any) -> Incident:
+        """Note an incident."""
+        at = now_ms()
+        newest = self.last[-1].id if self.last and self.last[-1].node == self._node else 0
+        incident = Incident(self._node, max(at, newest + 1), level, subject, text, at, **more)
+        self.last.append(incident)
+        self._keep(incident)
+        return incident
+
+    def _rewrite(self, incident: Incident, **changes: Any) -> Incident:
+        changed = replace(incident, at=now_ms(), **changes)
+        for place, known in enumerate(self.last):
+            if (known.node, known.id) == (incident.node, incident.id):
+                self.last[place] = changed
+        self._keep(changed)
+        return changed
+
+    def _keep(self, incident: Incident) -> None:
+        self._unwritten[incident.id] = incident
+        if self._writing is None:
+            self._writing = asyncio.get_running_loop().call_later(_WRITE_EVERY, self._write)
+        self.changed()
+
+    def _write(self) -> None:
+        self._writing = None
+        rows, self._unwritten = [i.view() for i in self._unwritten.values()], {}
+
+        def write(store: Store) -> None:
+            for row in rows:
+                store.live.put_incident(row)
+
+        if rows:
+            self._lane.post(write)
+
+    # ---- what happened
+
+    def _heard(self, event: Any) -> None:
+        match event:
+            case JobEnded(event="done"):
+                return
+            case JobEnded():
+                self._ends[event.worker] = event
+                if event.event == "failed":
+                    self._repeated(("error", f"task:{event.task}:{event.code}"), event)
+            case WorkerMoved(status="crashed"):
+                ended = self._ends.get(event.component)
+                incident = self.tell("warning", event.component, crash(event, ended), job=event.job, detail=event.line)
+                self._crashes[event.component] = (incident, event, time.monotonic())
+            case WorkerMoved(status="healthy"):
+                if found := self._crashes.pop(event.component, None):
+                    incident, crashed, at = found
+                    text = crash(crashed, self._ends.get(event.component), time.monotonic() - at)
+                    self._rewrite(incident, text=text)
+            case WorkerMoved(status="failed"):
+                self._crashes.pop(event.component, None)
+                hint = f"look at its log, then: ostler restart {event.component}"
+                self.tell("error", event.component, f"{event.component} is failed: {event.reason}", detail=hint)
+            case PoolPaused(pool, paused):
+                what = f"pool {pool}" if pool else "all pools"
+                self.tell("info", f"pool:{pool or '*'}", f"{what} {'paused' if paused else 'resumed'}")
+            case Recovered(jobs, _):
+                self.tell("warning", "node", f"{jobs} {'job' if jobs == 1 else 'jobs'} of a node that died requeued")
+            case Backpressure(reason):
+                self._repeated(("warning", "backpressure"), None, f"claiming paused: {reason}")
+            case StoreAnswers(lane, answers):
+                if answers:
+                    self.tell("info", f"store:{lane}", f"the store takes writes of lane {lane} again")
+                else:
+                    self.tell(
+                        "error", f"store:{lane}", f"the store does not answer lane {lane}; it is tried again and again"
+                    )
+
+    def _repeated(self, key: tuple[str, str], event: JobEnded | None, text: str = "") -> None:
+        """One incident for many of the same kind, as long as they follow each other."""
+        level, subject = key
+        known = self._repeats.get(key)
+        if known is not None and now_ms() - known.at < _SAME:
+            count = known.count + 1
+            words = failures(event, count) if event else text
+            self._repeats[key] = self._rewrite(known, text=words, count=count, job=event.job if event else None)
+            return
+        words = failures(event, 1) if event else text
+        self._repeats[key] = self.tell(level, subject, words, job=event.job if event else None)
+        if len(self._repeats) > 200:  # tasks and codes are few; this is for whoever makes codes up
+            self._repeats.pop(next(iter(self._repeats)))

@@ -1,0 +1,142 @@
+"""Following what workers and jobs print. Who follows is woken when something was printed, and reads the file from where it was."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ostler.events import Bus, Printed
+
+_CHUNK = 65_536
+
+
+class Tails:
+    """Who follows what."""
+
+    def __init__(self, bus: Bus) -> None:
+        self._followers: dict[str, set[asyncio.Event]] = {}
+        self.closed = False
+        bus.listen(self._heard)
+
+    def _heard(self, event: Any) -> None:
+        if isinstance(event, Printed):
+            for follower in self._followers.get(event.subject, ()):
+                follower.set()
+
+    def follow(self, subject: str) -> asyncio.Event:
+        """An event that is set whenever the subject has printed."""
+        wake = asyncio.Event()
+        self._followers.setdefault(subject, set()).add(wake)
+        return wake
+
+    def leave(self, subject: str, wake: asyncio.Event) -> None:
+        followers = self._followers.get(subject, set())
+        followers.discard(wake)
+        if not followers:
+            self._followers.pop(subject, None)
+
+    def close(self) -> None:
+        """End all of them: the node stops."""
+        self.closed = True
+        for followers in self._followers.values():
+            for wake in followers:
+                wake.set()
+
+
+class LogFile:
+    """A growing file that is put aside (`.log.1`) when it is full: its lines, each once, across the change."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._partial = b""
+        self.lost = False  # something between two reads could not be had
+
+    def start(self, lines: int, place: str | None = None) -> list[str]:
+        """The last lines; or, with the `place` of an earlier read, all that came after it."""
+        if place and self._resume(place):
+            return self.read()
+        self.lost = place is not None
+        found: list[bytes] = []
+        aside = self._path.with_suffix(".log.1")
+        self._open(self._path)
+        if self._file:
+            found = _last(self._file, lines)
+        if len(found) < lines and aside.exists():
+            with aside.open("rb") as older:
+                found = _last(older, lines - len(found)) + found
+        return [_text(line) for line in found]
+
+    def _resume(self, place: str) -> bool:
+        inode, _, offset = place.partition("-")
+        if not (inode.isdigit() and offset.isdigit()):
+            return False
+        for path in (self._path, self._path.with_suffix(".log.1")):
+            self._open(path)
+            if self._file and os.fstat(self._file.fileno()).st_ino == int(inode):
+                self._file.seek(int(offset))
+                return True
+        self.close()
+        return False
+
+    def read(self) -> list[str]:
+        """Complete lines that were not read yet."""
+        if self._file is None:
+            self._open(self._path)
+        lines: list[bytes] = []
+        while self._file is not None:
+            while data := self._file.read(_CHUNK):
+                *whole, self._partial = (self._partial + data).split(b"\n")
+                lines += whole
+            if not self._replaced(self._file):
+                break
+            self._open(self._path)
+        return [_text(line) for line in lines]
+
+    @property
+    def place(self) -> str:
+        """Where reading would go on; for `start`."""
+        if self._file is None:
+            return ""
+        return f"{os.fstat(self._file.fileno()).st_ino}-{self._file.tell() - len(self._partial)}"
+
+    def _replaced(self, file: BinaryIO) -> bool:
+        try:
+            return self._path.stat().st_ino != os.fstat(file.fileno()).st_ino
+        except FileNotFoundError:
+            return False
+
+    def _open(self, path: Path) -> None:
+        self.close()
+        try:
+            self._file = path.open("rb")
+        except FileNotFoundError:
+            self._file = None
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _last(file: BinaryIO, lines: int) -> list[bytes]:
+    """The last complete lines; the file stands behind them afterwards."""
+    size = file.seek(0, os.SEEK_END)
+    want, data = _CHUNK, b""
+    while True:
+        start = max(0, size - want)
+        file.seek(start)
+        data = file.read(size - start)
+        if start == 0 or data.count(b"\n") > lines:
+            break
+        want *= 4
+    whole = data[: data.rfind(b"\n") + 1]
+    file.seek(start + len(whole))
+    found = whole.split(b"\n")[:-1]
+    return (found if start == 0 else found[1:])[-lines:]
+
+
+def _text(line: bytes) -> str:
+    return line[:10_000].decode("utf-8", "replace").rstrip("\r")

@@ -1,0 +1,346 @@
+"""The watch: turns what happens on the bus into states for the broker.
+
+It marks what may have changed and looks again soon: workers and health from the supervisor's memory, queues and jobs from the
+store. While nobody follows it does nothing. Looks are paced by what the last one cost, reading and sending together, so
+that watching a busy node takes a small share of it: at least `_QUICKEST` apart, and more when more follow.
+
+A walk, from a change to the client's socket: the dispatcher writes a turn -> `_heard` here -> `_look` reads the jobs that the turn
+named (one trip on the reader's lane) -> `broker.publish` numbers what is different -> `flush` wakes the clients -> `web/stream.py`
+sends each what it has not seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from ostler.config import Settings
+from ostler.errors import StoreBusy
+from ostler.events import Beats, Bus, JobEnded, JobsTouched, PoolPaused, StoreAnswers, WorkerMoved
+from ostler.jobs.dispatcher import Dispatcher
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.supervisor import Supervisor
+from ostler.live import states
+from ostler.live.broker import Broker, Client
+from ostler.live.condition import condition
+from ostler.live.incidents import Incidents
+from ostler.live.topics import Pattern
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+from ostler.store.live import FINE
+from ostler.store.store import Store
+
+log = logging.getLogger("ostler.live")
+
+_QUICKEST = 0.02  # between two looks
+_SLOWEST = 1.0
+_SHARE = 5  # a look that cost x is followed by a rest of so many x
+_JOBS = 300  # jobs that are followed at once
+_CHANGES = 100  # … that are told in one look; of more that change at once, the newest, and a `resync`
+_NEWEST = 100  # jobs that a snapshot shows beside the running ones
+_FLOOD = 0.25  # the rest after a look that could not tell all
+
+
+class _Reading(NamedTuple):
+    """What one trip to the store brought."""
+
+    depths: dict[str, dict[str, int]]
+    totals: dict[str, dict[str, int]]
+    averages: dict[str, float]
+    newest: dict[str, dict[str, int]]
+    running: dict[str, list[int]]
+    jobs: list[dict[str, Any]]
+    last_id: int
+    version: int
+
+
+class Watch:
+    """Between the bus and the broker. One task; all on the node's loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        broker: Broker,
+        bus: Bus,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        reader: Lane,
+        lanes: list[Lane],
+        incidents: Incidents,
+        queues: list[str],
+    ) -> None:
+        self._settings, self._broker, self._reader, self._lanes = settings, broker, reader, lanes
+        self._supervisor, self._dispatcher, self._incidents, self._declared = supervisor, dispatcher, incidents, queues
+        self._dirty = asyncio.Event()
+        self._jobs_dirty: dict[int, None] = {}  # in the order in which they were named
+        self._overflow = False  # more changed than is followed
+        self._store_dirty = True
+        self._looked_at_jobs = False
+        self._last_id = 0
+        self._version = -1
+        self._followed: dict[int, bool] = {}  # job -> whether it has ended, in the order of their last change
+        self._rss: dict[str, float] = {}
+        self._queues: dict[str, tuple[Any, dict[str, Any]]] = {}  # queue -> what it was made from, and its state
+        self._looking = asyncio.Lock()
+        self._flooded = False
+        self._incidents_dirty = True
+        self._told: set[str] = set()  # incidents that the broker has
+        self._tasks: list[asyncio.Task[None]] = []
+        incidents.changed = self._nudge
+        bus.listen(self._heard)
+
+    # ---- start and stop
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._run(), name="watch"),
+            loop.create_task(self._tick(), name="keep-alive"),
+            loop.create_task(self._poll(), name="watch poll"),
+        ]
+
+    async def close(self) -> None:
+        """End the streams, then the watch."""
+        self._broker.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def follow(self, patterns: frozenset[Pattern], last_id: str | None) -> Client:
+        """A client whose first `take` is a true snapshot, or what it missed since `last_id`."""
+        alone = not self._broker.clients
+        client = self._broker.follow(patterns, last_id)
+        if alone:  # nobody followed: whatever happened since was not noted
+            self._store_dirty = self._incidents_dirty = True
+            self._jobs_dirty = dict.fromkeys(self._followed)
+        elif not self._looked_at_jobs and client.group.wants("queue:jobs"):
+            self._store_dirty = True
+        try:
+            await self._look()
+        except BaseException:
+            self._broker.leave(client)
+            raise
+        return client
+
+    # ---- what happened
+
+    def _heard(self, event: Any) -> None:
+        if not self._broker.clients:
+            return
+        match event:
+            case JobEnded():
+                return  # the turn that writes it follows
+            case JobsTouched(jobs, others):
+                self._store_dirty = True
+                self._name(jobs)
+                if not jobs and not others:
+                    return
+            case WorkerMoved() | PoolPaused():
+                self._store_dirty = True  # how many can take jobs decides when a queue will be empty
+            case StoreAnswers() | Beats():
+                pass
+            case _:
+                return
+        self._dirty.set()
+
+    def _name(self, jobs: Sequence[int]) -> None:
+        """These have changed; of too many, the newest are looked at."""
+        for job in jobs[-_CHANGES:]:
+            self._jobs_dirty.pop(job, None)
+            self._jobs_dirty[job] = None
+        self._overflow |= len(jobs) > _CHANGES
+        while len(self._jobs_dirty) > _JOBS:
+            del self._jobs_dirty[next(iter(self._jobs_dirty))]
+            self._overflow = True
+
+    def _nudge(self) -> None:
+        self._incidents_dirty = True
+        if self._broker.clients:
+            self._dirty.set()
+
+    # ---- the loops
+
+    async def _run(self) -> None:
+        while True:
+            await self._dirty.wait()
+            began = time.perf_counter()
+            try:
+                await self._look()
+            except Exception:  # the loop must survive one bad look
+                log.exception("the live state could not be read once; it goes on")
+                await asyncio.sleep(_SLOWEST)
+            cost = time.perf_counter() - began
+            await asyncio.sleep(0)  # the clients send now; what that cost is in `spent` after the rest
+            await asyncio.sleep(_QUICKEST)
+            rest = _SHARE * (cost + self._broker.spent) - _QUICKEST
+            rest = min(max(rest, _FLOOD if self._flooded else 0.0), _SLOWEST)
+            if rest > 0:
+                await asyncio.sleep(rest)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(self._settings.event_keepalive)
+            self._broker.tick()
+
+    async def _poll(self) -> None:
+        """For what other processes wrote without ringing."""
+        while True:
+            await asyncio.sleep(self._settings.poll_interval)
+            if not self._broker.clients:
+                continue
+            with contextlib.suppress(StoreBusy):  # that is told elsewhere; the next poll looks again
+                if await self._reader.call(lambda store: store.live.version(), patience=0.0) != self._version:
+                    self._store_dirty = True
+            if self._store_dirty:
+                self._dirty.set()
+
+    # ---- one look
+
+    async def _look(self) -> None:
+        async with self._looking:
+            self._dirty.clear()
+            if self._store_dirty:
+                try:
+                    await self._read()
+                except StoreBusy as error:  # the rest can be told without it; the poll looks again
+                    log.debug("the live state of queues and jobs waits: %s", error)
+            self._workers()
+            status, errors = condition(self._supervisor, self._lanes)
+            self._broker.publish("system:health", "health_update", "health", {"status": status, "errors": errors})
+            if self._incidents_dirty:
+                self._tell_incidents()
+            self._broker.flush()
+
+    async def _read(self) -> None:
+        self._store_dirty = False
+        follows_jobs = self._broker.wanted("queue:jobs")
+        named, overflow = list(self._jobs_dirty), self._overflow
+        self._jobs_dirty, self._overflow = {}, False
+        fresh, last = not self._looked_at_jobs, self._last_id
+
+        def read(store: Store) -> _Reading:
+            live = store.live
+            version = live.version()  # first: what is written while we read makes us look again
+            ids: list[int] = []
+            newest = 0
+            if follows_jobs:
+                new = live.newest_ids(0 if fresh else last, _NEWEST if fresh else _CHANGES)
+                newest = new[0] if new else last
+                ids = list({*(live.processing_ids(_JOBS) if fresh else ()), *new, *named})
+            now = now_ms()
+            return _Reading(
+                store.jobs.depths(),
+                live.tallies.totals(),
+                live.tallies.averages(now),
+                live.tallies.newest(),
+                live.running_since(),
+                live.jobs(ids),
+                newest,
+                version,
+            )
+
+        try:
+            found = await self._reader.call(read, patience=0.0)
+        except Exception:
+            self._store_dirty = True
+            self._jobs_dirty = {**dict.fromkeys(named), **self._jobs_dirty}
+            raise
+        self._version = found.version
+        self._queue_states(found)
+        if follows_jobs:
+            # What came and went while nobody looked, or faster than we look, cannot be told one by one.
+            overflow |= found.last_id - last > _CHANGES or (fresh and last > 0)
+            self._looked_at_jobs, self._last_id = True, found.last_id
+            self._job_states(found.jobs, overflow=overflow)
+        else:
+            self._looked_at_jobs = False  # whoever wants them next begins anew
+
+    # ---- publishing
+
+    def _job_states(self, jobs: list[dict[str, Any]], *, overflow: bool) -> None:
+        for job in sorted(jobs, key=lambda j: j["id"]):
+            self._broker.publish("queue:jobs", "job_update", "job", job, key=str(job["id"]))
+            self._followed.pop(job["id"], None)
+            self._followed[job["id"]] = job["finished_at"] is not None
+        spare = len(self._followed) - _JOBS
+        if spare > 0:  # those that have ended go first, the oldest change before the newer
+            ended = [job for job, over in self._followed.items() if over]
+            rest = [job for job, over in self._followed.items() if not over]
+            for old in (ended + rest)[:spare]:
+                del self._followed[old]
+                self._broker.forget("queue:jobs", str(old))
+        self._flooded = overflow
+        if overflow:
+            self._broker.missed("queue:jobs", "more jobs changed than are told here; list them again")
+
+    def _workers(self) -> None:
+        supervisor = self._supervisor
+        for slot in supervisor.slots.values():
+            paused = slot.pool.paused or not supervisor.enabled
+            state = states.worker(
+                slot, supervisor.node, self._memory(slot), self._dispatcher.current(slot.component), paused=paused
+            )
+            self._broker.publish(f"{slot.component}:status", "worker_update", "worker", state)
+
+    def _memory(self, slot: Any) -> float | None:
+        """The worker's memory; a little more or less is no news."""
+        now = slot.worker.rss_mb if slot.worker else None
+        if now is None:
+            self._rss.pop(slot.component, None)
+            return None
+        shown = self._rss.get(slot.component)
+        if shown is None or abs(now - shown) > max(2.0, 0.05 * shown):
+            self._rss[slot.component] = shown = round(now, 1)
+        return shown
+
+    def _queue_states(self, found: _Reading) -> None:
+        now = now_ms()
+        for name in sorted({*self._declared, *found.depths, *found.totals}):
+            counts, totals = found.depths.get(name, {}), found.totals.get(name, {})
+            workers, paused = self._capacity(name)
+            # Averages move with the clock, too; only what happened makes news.
+            made_from = (counts, totals, workers, paused, found.running.get(name))
+            known = self._queues.get(name)
+            if known is not None and known[0] == made_from:
+                continue
+            bucket = found.newest.get(name)
+            limit = self._dispatcher.limits.get(name)
+            state = states.queue(
+                name,
+                counts=counts,
+                totals=totals,
+                average=found.averages.get(name),
+                recent=states.recent(bucket, FINE) if bucket else (known[1]["recent"] if known else None),
+                running_for=[max(0, now - at) / 1000 for at in found.running.get(name, ())],
+                workers=workers,
+                paused=paused,
+                rate=limit.rate if limit else None,
+            )
+            self._queues[name] = (made_from, state)
+            self._broker.publish(f"queue:{name}:status", "queue_update", "queue", state)
+        everything = states.all_queues([state for _, state in self._queues.values()])
+        self._broker.publish("queue:status", "queue_update", "queue", everything)
+
+    def _capacity(self, queue: str) -> tuple[int, bool]:
+        """How many workers of this node take jobs of the queue, and whether it is paused."""
+        pool = self._supervisor.pools.get(queue)
+        if pool is None:
+            return 0, False
+        able = sum(1 for slot in pool.slots if slot.status in (Status.HEALTHY, Status.STARTING))
+        limit = self._dispatcher.limits.get(queue)
+        if limit is not None and limit.at_once is not None:
+            able = min(able, limit.at_once)
+        return able, pool.paused or not self._supervisor.enabled
+
+    def _tell_incidents(self) -> None:
+        self._incidents_dirty = False
+        shown = {f"{incident.node}-{incident.id}": incident for incident in self._incidents.last}
+        for key, incident in shown.items():
+            self._broker.publish("system:incidents", "incident", "incident", incident.view(), key=key)
+        for key in self._told - shown.keys():
+            self._broker.forget("system:incidents", key)
+        self._told = set(shown)

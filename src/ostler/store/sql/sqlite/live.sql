@@ -1,0 +1,50 @@
+-- Statements of the live state: counters over time, incidents, and what has changed.
+
+-- name: tally
+INSERT INTO tallies (step, at, queue, name, n) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (step, at, queue, name) DO UPDATE SET n = n + excluded.n;
+
+-- name: totals
+SELECT queue, name, n FROM tallies WHERE step = 0;
+
+-- name: newest_tallies
+SELECT queue, at, name, n FROM tallies WHERE step = :step AND at = (SELECT max(at) FROM tallies WHERE step = :step);
+
+-- name: sum_tallies
+SELECT queue, name, sum(n) AS n FROM tallies WHERE step = :step AND at >= :since AND name IN ('done', 'run_ms')
+ GROUP BY queue, name;
+
+-- name: series
+SELECT at - at % :width AS at, name, sum(n) AS n FROM tallies
+ WHERE step = :step AND at >= :since AND (:queue IS NULL OR queue = :queue) GROUP BY 1, 2 ORDER BY 1;
+
+-- name: purge_tallies
+DELETE FROM tallies WHERE step = :step AND at < :before;
+
+-- name: put_incident
+INSERT INTO incidents (node, id, level, subject, text, count, at, job, detail)
+VALUES (:node, :id, :level, :subject, :text, :count, :at, :job, :detail)
+ON CONFLICT (node, id) DO UPDATE SET level = excluded.level, text = excluded.text, count = excluded.count, at = excluded.at,
+       job = excluded.job, detail = excluded.detail;
+
+-- name: incidents
+SELECT node, id, level, subject, text, count, at, job, detail FROM incidents
+ WHERE (:before IS NULL OR id < :before) ORDER BY id DESC LIMIT :limit;
+
+-- name: purge_incidents
+DELETE FROM incidents WHERE at < :before;
+
+-- name: running_since
+SELECT queue, started_at FROM jobs WHERE status = 'processing' LIMIT 5000;
+
+-- name: job_states
+-- Jobs as the live state shows them: large values are cut off here, not carried about.
+SELECT id, task, queue, status, substr(args, 1, 201) AS args, attempt, attempts, crashes, progress, stage, worker, node, cancel,
+       run_at, created_at, started_at, finished_at, seq, substr(error, 1, 2001) AS error, substr(result, 1, 201) AS result
+  FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
+
+-- name: newest_ids
+SELECT id FROM jobs WHERE id > :after ORDER BY id DESC LIMIT :limit;
+
+-- name: processing_ids
+SELECT id FROM jobs WHERE status = 'processing' ORDER BY id DESC LIMIT :limit;

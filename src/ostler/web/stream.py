@@ -1,0 +1,198 @@
+"""Live state over HTTP: server-sent events, and the plain questions beside them (counters over time, incidents)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from enum import StrEnum
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from ostler.errors import StoreBusy
+from ostler.jobs.logs import JobLogs
+from ostler.live import states, topics
+from ostler.live.broker import KEEP_ALIVE, Client
+from ostler.live.tails import LogFile, Tails
+from ostler.store import now_ms
+from ostler.web.context import Context
+from ostler.web.render import JSONResponse
+
+_HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
+_BREATH = 0.1  # between two reads of a log that grows
+
+
+class Span(StrEnum):
+    """How far back counters are asked for."""
+
+    HOUR = "1h"
+    DAY = "24h"
+    WEEK = "7d"
+
+
+# span -> (seconds back, seconds per point)
+_SPANS = {Span.HOUR: (3600, 10), Span.DAY: (86_400, 600), Span.WEEK: (604_800, 3600)}
+
+
+class EventStream(StreamingResponse):
+    """A stream that ends when the client goes or the node stops. One slow client waits here and nowhere else."""
+
+    def __init__(self, body: AsyncIterator[bytes], gone: Callable[[], None]) -> None:
+        super().__init__(body, media_type="text/event-stream", headers=_HEADERS)
+        self._chunks, self._gone = body, gone
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Unlike its base this runs no task group: a thousand of them are held by one process."""
+        left = asyncio.ensure_future(self._until_left(receive))
+        try:
+            await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for chunk in self._chunks:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                if left.done():
+                    return
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            left.cancel()
+            self._gone()
+
+    async def _until_left(self, receive: Receive) -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self._gone()
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["live"])
+    broker, settings = context.broker, context.settings
+    open_tails: set[object] = set()
+
+    def admit() -> None:
+        if broker.clients + len(open_tails) >= settings.max_streams:
+            raise StoreBusy(f"{settings.max_streams} streams are open, and no more are allowed (see max_streams)")
+        if broker.closed:
+            raise StoreBusy("the node is stopping")
+
+    @routes.get("/events", summary="State as it changes (server-sent events)", response_class=EventStream)
+    async def events(
+        topics_: Annotated[str, Query(alias="topics", description="comma-separated; * for any segment")] = "*",
+        last_event_id: Annotated[str | None, Header()] = None,
+        last: Annotated[str | None, Query(description="like Last-Event-ID, for clients without headers")] = None,
+    ) -> EventStream:
+        """First the whole state of what you ask for, then changes only: each event is the new state of one object, as
+        `{topic, type, timestamp, <object>}`. With `Last-Event-ID`, what changed since; a `resync` where that cannot be told.
+        """
+        patterns = topics.parse(topics_)
+        admit()
+        client = await context.watch.follow(patterns, last_event_id or last)
+
+        def gone() -> None:
+            client.close()
+            broker.leave(client)
+
+        return EventStream(_events(client), gone)
+
+    async def _events(client: Client) -> AsyncIterator[bytes]:
+        yield _RETRY
+        while not client.closed:
+            began = time.perf_counter()
+            if data := client.take():
+                yield data
+                broker.spent += time.perf_counter() - began
+            else:
+                await client.wake.wait()
+
+    @routes.get(
+        "/workers/{component}/logs/follow", summary="A worker's output as it comes (SSE)", response_class=EventStream
+    )
+    async def follow_worker(
+        component: str,
+        lines: Annotated[int, Query(ge=0, le=10_000)] = 200,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventStream:
+        """Events are `{lines: […]}`, with `lost: true` where some could not be had."""
+        slot = context.control.slot(component)
+        path = settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
+        return tail(slot.component, LogFile(path), lines, last_event_id)
+
+    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", response_class=EventStream)
+    async def follow_job(
+        job: int,
+        lines: Annotated[int, Query(ge=0, le=10_000)] = 1000,
+        last_event_id: Annotated[str | None, Header()] = None,
+    ) -> EventStream:
+        await context.reader.call(lambda store: store.jobs.get(job))
+        return tail(f"job:{job}", LogFile(JobLogs(settings.data_dir).path(job)), lines, last_event_id)
+
+    def tail(subject: str, file: LogFile, lines: int, place: str | None) -> EventStream:
+        admit()
+        wake = context.tails.follow(subject)
+        mark, over = object(), asyncio.Event()
+        open_tails.add(mark)
+
+        def gone() -> None:
+            over.set()
+            wake.set()
+            open_tails.discard(mark)
+            context.tails.leave(subject, wake)
+
+        return EventStream(_lines(context.tails, file, wake, over, lines, place, settings.event_keepalive), gone)
+
+    @routes.get("/stats", summary="What ended, how long it took and waited, over time")
+    async def stats(span: Span = Span.HOUR, queue: str | None = None) -> JSONResponse:
+        """Points with nothing in them are left out. Times are milliseconds UTC, durations seconds."""
+        back, width = _SPANS[span]
+        now = now_ms()
+        since = now // 1000 - back
+        found = await context.reader.call(lambda store: store.live.tallies.series(width, since - since % width, queue))
+        return JSONResponse(
+            {"span": span, "step": width, "now": now, "points": [states.recent(point, width) for point in found]}
+        )
+
+    @routes.get("/incidents", summary="What happened, in words, newest first")
+    async def incidents(
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50, before: Annotated[int | None, Query(ge=0)] = None
+    ) -> JSONResponse:
+        found = await context.reader.call(lambda store: store.live.incidents(limit, before))
+        return JSONResponse({"incidents": found})
+
+    return routes
+
+
+async def _lines(
+    tails: Tails,
+    file: LogFile,
+    wake: asyncio.Event,
+    over: asyncio.Event,
+    lines: int,
+    place: str | None,
+    keepalive: float,
+) -> AsyncIterator[bytes]:
+    """The last lines, then each that is printed."""
+    yield _RETRY
+    try:
+        found = await asyncio.to_thread(file.start, lines, place)
+        yield _said(found, file)
+        while not (over.is_set() or tails.closed):
+            wake.clear()
+            if found := await asyncio.to_thread(file.read):
+                yield _said(found, file)
+                await asyncio.sleep(_BREATH)  # many lines at once are one event
+                continue
+            try:
+                await asyncio.wait_for(wake.wait(), keepalive)
+            except TimeoutError:
+                yield KEEP_ALIVE
+    finally:
+        file.close()
+
+
+def _said(lines: list[str], file: LogFile) -> bytes:
+    event: dict[str, Any] = {"lines": lines}
+    if file.lost:
+        event["lost"], file.lost = True, False
+    return f"id: {file.place}\ndata: {json.dumps(event)}\n\n".encode()
