@@ -23,6 +23,7 @@ from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+_SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
 _RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
 _BREATH = 0.1  # between two reads of a log that grows
 
@@ -77,7 +78,7 @@ def router(context: Context) -> APIRouter:
         if broker.closed:
             raise StoreBusy("the node is stopping")
 
-    @routes.get("/events", summary="State as it changes (server-sent events)", response_class=EventStream)
+    @routes.get("/events", summary="State as it changes (server-sent events)", **_SSE)
     async def events(
         topics_: Annotated[str, Query(alias="topics", description="comma-separated; * for any segment")] = "*",
         last_event_id: Annotated[str | None, Header()] = None,
@@ -106,9 +107,7 @@ def router(context: Context) -> APIRouter:
             else:
                 await client.wake.wait()
 
-    @routes.get(
-        "/workers/{component}/logs/follow", summary="A worker's output as it comes (SSE)", response_class=EventStream
-    )
+    @routes.get("/workers/{component}/logs/follow", summary="A worker's output as it comes (SSE)", **_SSE)
     async def follow_worker(
         component: str,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 200,
@@ -119,7 +118,7 @@ def router(context: Context) -> APIRouter:
         path = settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
         return tail(slot.component, LogFile(path), lines, last_event_id)
 
-    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", response_class=EventStream)
+    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
     async def follow_job(
         job: int,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 1000,
