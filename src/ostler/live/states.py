@@ -73,7 +73,7 @@ def queue(
     }
 
 
-def all_queues(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def all_queues(states: Sequence[Mapping[str, Any]], recent: Mapping[str, Any] | None) -> dict[str, Any]:
     """All queues in one (seed 001: queue_type None). The average is weighed by what was completed; the last queue decides the ETA."""
     summed = ("pending", "scheduled", "running", "completed", "failed", "workers")
     known = [s for s in states if s["avg_time"] is not None]
@@ -86,6 +86,7 @@ def all_queues(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "avg_time": round(sum(s["avg_time"] * s["completed"] for s in known) / weight, 4) if weight else None,
         "eta": None if None in etas else max(etas, default=0.0),
         "paused": bool(states) and all(s["paused"] for s in states),
+        "recent": recent,
     }
 
 

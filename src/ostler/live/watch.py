@@ -15,7 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ostler.config import Settings
@@ -85,6 +85,7 @@ class Watch:
         self._followed: dict[int, bool] = {}  # job -> whether it has ended, in the order of their last change
         self._rss: dict[str, float] = {}
         self._queues: dict[str, tuple[Any, dict[str, Any]]] = {}  # queue -> what it was made from, and its state
+        self._recent: dict[str, Any] | None = None
         self._looking = asyncio.Lock()
         self._flooded = False
         self._incidents_dirty = True
@@ -322,7 +323,9 @@ class Watch:
             )
             self._queues[name] = (made_from, state)
             self._broker.publish(f"queue:{name}:status", "queue_update", "queue", state)
-        everything = states.all_queues([state for _, state in self._queues.values()])
+        if totals_now := _summed(found.newest):
+            self._recent = states.recent(totals_now, FINE)
+        everything = states.all_queues([state for _, state in self._queues.values()], self._recent)
         self._broker.publish("queue:status", "queue_update", "queue", everything)
 
     def _capacity(self, queue: str) -> tuple[int, bool]:
@@ -344,3 +347,12 @@ class Watch:
         for key in self._told - shown.keys():
             self._broker.forget("system:incidents", key)
         self._told = set(shown)
+
+
+def _summed(buckets: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
+    """The counters of all queues in one bucket."""
+    total: dict[str, int] = {}
+    for counts in buckets.values():
+        for name, n in counts.items():
+            total[name] = n if name == "at" else total.get(name, 0) + n
+    return total

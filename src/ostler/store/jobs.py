@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, T
 from ostler.store.sqlite import SqliteDatabase
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
+_SEARCHED = 20_000  # jobs that one page of a search looks at
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 
 
@@ -256,17 +258,35 @@ class JobRecords:
         task: str | None = None,
         code: str | None = None,
         batch: int | None = None,
+        search: str | None = None,
         limit: int = 50,
         cursor: int | None = None,
     ) -> tuple[builtins.list[dict[str, Any]], int | None]:
-        """Newest first, and the cursor of the next page or None."""
+        """Newest first, and the cursor of the next page or None.
+
+        `search` is looked for in id, task, arguments and error. One page of a search looks at no more than 20,000 jobs; it may have
+        few or none and still name a next one.
+        """
         where, values = _where(status=status, queue=queue, task=task, code=code, batch=batch)
         if cursor is not None:
             where += " AND id < :cursor"
+        floor = 0
+        if search:
+            top = cursor if cursor is not None else self._db.run("newest_ids", after=0, limit=1)
+            newest = top if isinstance(top, int) else (top[0]["id"] + 1 if top else 0)
+            floor = max(0, newest - _SEARCHED)
+            where += (
+                " AND id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\\' OR args LIKE :like ESCAPE '\\'"
+                " OR error LIKE :like ESCAPE '\\')"
+            )
+            escaped = re.sub(r"([\\%_])", r"\\\1", search)
+            values |= {"floor": floor, "search": search.strip(), "like": f"%{escaped}%"}
         sql = f"SELECT * FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
         rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
         page = [_job(row) for row in rows[:limit]]
-        return page, (page[-1]["id"] if len(rows) > limit else None)
+        if len(rows) > limit:
+            return page, page[-1]["id"]
+        return page, (floor or None)
 
     def matching(self, statuses: Sequence[str], limit: int, **filters: Any) -> builtins.list[int]:
         """Ids of jobs with one of these statuses that the filters fit, oldest first."""
@@ -409,6 +429,9 @@ def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
             continue
         if name == "status":
             parts.append(f"status = '{JobStatus(value)}'")
+        elif name == "ids":
+            parts.append("id IN (SELECT value FROM json_each(:ids))")
+            values["ids"] = json.dumps(value)
         elif name == "code":
             parts.append("json_extract(error, '$.code') = :code")
             values["code"] = value

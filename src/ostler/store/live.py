@@ -124,21 +124,10 @@ def _short(row: Any) -> dict[str, Any]:
     view = dict(row)
     view["cancel_requested"] = bool(view.pop("cancel"))
     view["args"], view["result"] = _cut(row["args"]), _cut(row["result"])
-    view["error"] = _error(row["error"])
+    code, message = view.pop("code"), view.pop("message")
+    view["error"] = None if code is None else {"code": code, "message": _cut(message)}
     return view
 
 
 def _cut(text: str | None) -> str | None:
     return text if text is None or len(text) <= 200 else text[:199] + "…"
-
-
-def _error(text: str | None) -> dict[str, Any] | None:
-    """Code and message. What was cut off in the middle is no JSON any more: then the code is all that is told."""
-    if text is None:
-        return None
-    try:
-        found = json.loads(text)
-    except ValueError:
-        code = text.partition('"code"')[2].partition('"')[2].partition('"')[0]
-        return {"code": code or "ERROR", "message": "see the job"}
-    return {"code": found["code"], "message": _cut(str(found["message"]))}

@@ -35,12 +35,13 @@ class Filter(BaseModel):
     task: str | None = None
     code: str | None = Field(None, description="the code of the job's error, such as TOXIC")
     batch: int | None = None
+    ids: list[int] | None = Field(None, max_length=_MOST, description="of these jobs only")
     limit: int = Field(1000, ge=1, le=_MOST)
 
     def conditions(self) -> dict[str, Any]:
         found = self.model_dump(exclude={"limit"}, exclude_none=True)
         if not found:
-            raise BadArguments("name at least one of status, queue, task, code, batch")
+            raise BadArguments("name at least one of status, queue, task, code, batch, ids")
         return found
 
 

@@ -107,10 +107,18 @@ def router(context: Context) -> APIRouter:
         task: str | None = None,
         code: str | None = None,
         batch: int | None = None,
+        search: Annotated[str | None, Query(max_length=200, description="in id, task, arguments and error")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         cursor: Annotated[int | None, Query(ge=0)] = None,
     ) -> JSONResponse:
-        filters: dict[str, Any] = {"status": status, "queue": queue, "task": task, "code": code, "batch": batch}
+        filters: dict[str, Any] = {
+            "status": status,
+            "queue": queue,
+            "task": task,
+            "code": code,
+            "batch": batch,
+            "search": search,
+        }
         jobs, following = await context.reader.call(
             lambda store: store.jobs.list(**filters, limit=limit, cursor=cursor)
         )

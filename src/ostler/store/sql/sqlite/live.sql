@@ -40,7 +40,8 @@ SELECT queue, started_at FROM jobs WHERE status = 'processing' LIMIT 5000;
 -- name: job_states
 -- Jobs as the live state shows them: large values are cut off here, not carried about.
 SELECT id, task, queue, status, substr(args, 1, 201) AS args, attempt, attempts, crashes, progress, stage, worker, node, cancel,
-       run_at, created_at, started_at, finished_at, seq, substr(error, 1, 2001) AS error, substr(result, 1, 201) AS result
+       run_at, created_at, started_at, finished_at, seq, json_extract(error, '$.code') AS code,
+       substr(json_extract(error, '$.message'), 1, 201) AS message, substr(result, 1, 201) AS result
   FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
 
 -- name: newest_ids
