@@ -84,7 +84,7 @@ class Broker:
     """Holds the state, numbers the changes, wakes the clients. Runs on the node's loop."""
 
     def __init__(self, epoch: str, node: str) -> None:
-        self.epoch, self.node = epoch, node
+        self.epoch, self.node, self.started_at = epoch, node, now_ms()
         self.seq = 0
         self.closed = False
         self.spent = 0.0  # seconds that sending has cost since `flush`; whoever publishes paces itself by it
@@ -203,9 +203,8 @@ class Broker:
 
     def live_frame(self) -> bytes:
         """After a snapshot: what follows are changes."""
-        return self._frame(
-            states.envelope("stream", "live", now_ms(), "stream", {"node": self.node, "epoch": self.epoch})
-        )
+        stream = {"node": self.node, "epoch": self.epoch, "started_at": self.started_at}
+        return self._frame(states.envelope("stream", "live", now_ms(), "stream", stream))
 
     def resync_frame(self, why: str) -> bytes:
         """Forget what you have; the whole state follows."""

@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 import ostler
-from ostler.web import errors, flows, info, jobs, metrics, stream, workers
+from ostler.web import errors, flows, info, jobs, metrics, pages, stream, workers
 from ostler.web.auth import Gate
 from ostler.web.context import Context
 from ostler.web.extend import Gateway
@@ -24,7 +24,7 @@ def build(context: Context, routes: Sequence[Callable[[Gateway], APIRouter]] = (
         redoc_url=None,
     )
     errors.install(app)
-    for part in (info, metrics, stream, workers, flows, jobs):
+    for part in (pages, info, metrics, stream, workers, flows, jobs):
         app.include_router(part.router(context))
     for factory in routes:
         app.include_router(factory(Gateway(context)))

@@ -7,12 +7,17 @@ from http.cookies import SimpleCookie
 from urllib.parse import parse_qs, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ostler.config import Settings, is_loopback
 from ostler.web.errors import failure
 
-_OPEN = ("/healthz", "/readyz")
+COOKIE = "ostler_token"
+
+# Open without a token: probes, the way in, and the dashboard's files, which hold no data.
+_OPEN = ("/healthz", "/readyz", "/login")
+_FILES = "/ui/"
 
 
 class Gate:
@@ -24,6 +29,9 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and (refusal := self._refusal(scope)):
             status, code, message = refusal
+            if status == 401 and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
+                await RedirectResponse("/login", 303)(scope, receive, send)  # a person with a browser
+                return
             await failure(status, code, message)(scope, receive, send)
             return
         await self._app(scope, receive, send)
@@ -39,14 +47,17 @@ class Gate:
             return 403, "FORBIDDEN_ORIGIN", f"requests from pages of {origin} are not taken"
         if origin == "null" and scope.get("method", "GET") not in ("GET", "HEAD"):
             return 403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not taken"
-        if self._settings.token and scope["path"] not in _OPEN and not self._known(headers, scope):
+        if self._settings.token and not self._is_open(scope["path"]) and not self._known(headers, scope):
             return 401, "UNAUTHORIZED", "a token is needed: send the header 'Authorization: Bearer …'"
         return None
+
+    def _is_open(self, path: str) -> bool:
+        return path in _OPEN or path.startswith(_FILES)
 
     def _known(self, headers: Headers, scope: Scope) -> bool:
         given = headers.get("authorization", "")
         candidates = [given[7:]] if given[:7].lower() == "bearer " else []
         candidates += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
-        if (cookie := SimpleCookie(headers.get("cookie", "")).get("ostler_token")) is not None:
+        if (cookie := SimpleCookie(headers.get("cookie", "")).get(COOKIE)) is not None:
             candidates.append(cookie.value)
         return any(hmac.compare_digest(c.encode(), self._settings.token.encode()) for c in candidates)

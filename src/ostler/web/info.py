@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 
 from fastapi import APIRouter
-from fastapi.responses import RedirectResponse
 
 import ostler
 from ostler.live.condition import condition, unready
@@ -18,10 +17,6 @@ from ostler.web.workers import pool_views
 def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["node"])
     supervisor, settings = context.supervisor, context.settings
-
-    @routes.get("/", include_in_schema=False)
-    async def root() -> RedirectResponse:
-        return RedirectResponse("/docs")
 
     @routes.get("/healthz", summary="The process answers")
     async def healthz() -> JSONResponse:

@@ -31,13 +31,14 @@ _BREATH = 0.1  # between two reads of a log that grows
 class Span(StrEnum):
     """How far back counters are asked for."""
 
+    TEN_MINUTES = "10m"
     HOUR = "1h"
     DAY = "24h"
     WEEK = "7d"
 
 
 # span -> (seconds back, seconds per point)
-_SPANS = {Span.HOUR: (3600, 10), Span.DAY: (86_400, 600), Span.WEEK: (604_800, 3600)}
+_SPANS = {Span.TEN_MINUTES: (600, 10), Span.HOUR: (3600, 10), Span.DAY: (86_400, 600), Span.WEEK: (604_800, 3600)}
 
 
 class EventStream(StreamingResponse):

@@ -1,0 +1,39 @@
+// Times and numbers as people read them.
+
+export function span(seconds) {
+  if (seconds === null || seconds === undefined) return "";
+  if (seconds < 0.0005) return "0 ms";
+  if (seconds < 1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 120) return `${Math.round(seconds)} s`;
+  if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  return `${Math.round(seconds / 86400)} d`;
+}
+
+let skew = 0;
+
+/** What the node's clock shows now: the browser's may be set wrong. */
+export const now = () => Date.now() - skew;
+export const setClock = (at) => (skew = Date.now() - at);
+
+export const since = (at) => (at ? span(Math.max(0, (now() - at) / 1000)) : "");
+export const ago = (at) => (at ? (now() - at < 1000 ? "now" : `${since(at)} ago`) : "");
+export const clock = (at) => new Date(at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
+export const moment = (at) => (at ? new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hour12: false }) : "");
+export const count = (n) => (n ?? 0).toLocaleString("en-US");
+export const megabytes = (mb) => (mb === null || mb === undefined ? "" : mb >= 1000 ? `${(mb / 1000).toFixed(1)} GB` : `${Math.round(mb)} MB`);
+
+/** How long until it is empty, counted down from when it was said; nothing to do is "", and null is nobody knows. */
+export function eta(queue, said) {
+  if (!queue.pending && !queue.running) return "";
+  if (queue.paused) return "paused";
+  if (queue.eta === null) return "unknown";
+  const left = queue.eta - (now() - said) / 1000;
+  return left <= 0.5 ? "any moment" : span(left);
+}
+
+/** A time of day with milliseconds, for timelines. */
+export function fine(at) {
+  return `${clock(at)}.${String(at % 1000).padStart(3, "0")}`;
+}

@@ -1,0 +1,1 @@
+document.getElementById("wrong").hidden = !new URLSearchParams(location.search).has("wrong");

@@ -1,0 +1,61 @@
+// A live tail of what a worker or a job prints.
+import { h } from "./dom.js";
+
+const MOST = 2000;
+
+/** {el, close()}: follows `path` from its last lines on. Stays at the end unless somebody scrolls up. */
+export function tail(path, label) {
+  const list = h("pre", { class: "log", tabindex: 0, role: "log", "aria-label": label, "aria-live": "off" });
+  const note = h("span", { class: "muted", role: "status" }, "connecting");
+  const wrap = h("input", { type: "checkbox", checked: true });
+  wrap.onchange = () => list.classList.toggle("nowrap", !wrap.checked);
+  const el = h("div", { class: "tail" }, h("div", { class: "row between small" }, note, h("label", { class: "row muted" }, wrap, "wrap lines")), list);
+  let lines = 0;
+  let place = "";
+  let timer = 0;
+  let source;
+  const waiting = [];
+  let drawing = false;
+
+  function draw() {
+    drawing = false;
+    const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 30;
+    const fresh = waiting.splice(0).slice(-MOST);
+    list.append(fresh.map((line) => `${line}\n`).join(""));
+    lines += fresh.length;
+    while (lines > MOST && list.childNodes.length > 1) {
+      lines -= list.firstChild.textContent.split("\n").length - 1;
+      list.firstChild.remove();
+    }
+    if (atEnd) list.scrollTop = list.scrollHeight;
+  }
+
+  function open() {
+    source = new EventSource(place ? `${path}?lines=0` : path);
+    source.onopen = () => (note.textContent = "following");
+    source.onmessage = (message) => {
+      place = message.lastEventId;
+      const said = JSON.parse(message.data);
+      if (said.lost) waiting.push("… some lines could not be had …");
+      waiting.push(...said.lines);
+      if (!lines && !waiting.length) note.textContent = "nothing printed yet";
+      if (!drawing && waiting.length) {
+        note.textContent = "following";
+        drawing = true;
+        requestAnimationFrame(draw);
+      }
+    };
+    source.onerror = () => {
+      note.textContent = "connection lost, trying again";
+      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, 2000);
+    };
+  }
+  open();
+  return {
+    el,
+    close() {
+      clearTimeout(timer);
+      source.close();
+    },
+  };
+}

@@ -1,0 +1,81 @@
+// Which page is shown, whether the node is there, and the clock that lets ages grow.
+import { announce, attr, fill, h, text } from "./dom.js";
+import { ago } from "./format.js";
+import { page as job } from "./job.js";
+import { page as jobs } from "./jobs.js";
+import { page as later } from "./later.js";
+import { page as overview } from "./overview.js";
+import { start, state, subscribe } from "./state.js";
+import { page as workers } from "./workers.js";
+
+const PAGES = {
+  overview,
+  workers,
+  jobs: (id, query) => (id && /^\d+$/.test(id) ? job(id) : jobs(id, query)),
+  calls: later("calls"),
+  sessions: later("sessions"),
+};
+const main = document.getElementById("main");
+let shown = null;
+
+function route() {
+  const [path, search = ""] = location.hash.replace(/^#\/?/, "").split("?");
+  const [name, ...rest] = path.split("/");
+  const key = name || "overview";
+  shown?.close?.();
+  const make = PAGES[key];
+  shown = make ? make(rest.length ? decodeURIComponent(rest.join("/")) : undefined, new URLSearchParams(search)) : { el: h("p", { class: "panel" }, "There is no such page. ", h("a", { href: "#/" }, "Overview")), title: "Not found" };
+  fill(main, shown.el);
+  document.title = `${shown.title} · Ostler`;
+  for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
+  shown.update?.(new Set(["snapshot", "queues", "workers", "jobs", "health", "incidents"]));
+}
+
+function connection() {
+  const el = document.getElementById("connection");
+  const lost = document.getElementById("lost");
+  attr(el, "data-state", state.connection);
+  text(el, { live: "live", lost: "no connection", connecting: "connecting" }[state.connection]);
+  const gone = state.connection === "lost";
+  if (gone && lost.hidden) announce("The connection to the node is lost.");
+  if (!gone && !lost.hidden) announce("The connection is back.");
+  lost.hidden = !gone;
+  if (gone) text(lost, `The node does not answer. What you see is from ${ago(state.since)}; it is tried again and again.`);
+  document.body.classList.toggle("stale", gone);
+}
+
+document.getElementById("theme").onclick = () => {
+  const root = document.documentElement;
+  const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme = dark ? "light" : "dark";
+  localStorage.setItem("ostler-theme", root.dataset.theme);
+};
+
+document.addEventListener("keydown", (event) => {
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select, dialog")) return;
+  if (!shown?.focus) return;
+  event.preventDefault();
+  shown.focus();
+});
+
+let before = location.hash;
+addEventListener("hashchange", () => {
+  route();
+  // Another page, not only another filter: the reader's place is its beginning.
+  if (before.split("?")[0] !== location.hash.split("?")[0]) {
+    main.focus({ preventScroll: true });
+    scrollTo(0, 0);
+  }
+  before = location.hash;
+});
+subscribe((changes) => {
+  if (changes.has("connection")) connection();
+  shown?.update?.(changes);
+});
+setInterval(() => {
+  if (document.hidden) return;
+  if (state.connection === "lost") connection();
+  shown?.tick?.();
+}, 1000);
+route();
+start();

@@ -1,0 +1,130 @@
+// The live state: one stream of events, kept as the newest state of everything. Pages subscribe and draw what they need.
+
+import { setClock } from "./format.js";
+
+export const state = {
+  connection: "connecting", // live, lost
+  since: Date.now(),
+  node: null,
+  started: null,
+  epoch: null,
+  health: null,
+  total: null, // all queues in one
+  queues: new Map(),
+  workers: new Map(),
+  jobs: new Map(),
+  incidents: new Map(),
+  said: new Map(), // topic -> when its state was told, by the node's clock
+  floods: 0, // how often the jobs topic said that it could not tell all
+};
+
+const listeners = new Set();
+let changed = new Set();
+let drawing = false;
+
+/** Call `fn(changes)` at most once per frame while anything changes; returns how to stop. */
+export function subscribe(fn) {
+  listeners.add(fn);
+  return () => listeners.delete(fn);
+}
+
+function touch(what) {
+  changed.add(what);
+  if (drawing) return;
+  drawing = true;
+  requestAnimationFrame(() => {
+    drawing = false;
+    const now = changed;
+    changed = new Set();
+    for (const fn of listeners) fn(now);
+  });
+}
+
+function connection(word) {
+  if (state.connection === word) return;
+  state.connection = word;
+  state.since = Date.now();
+  touch("connection");
+}
+
+function take(event) {
+  const [kind, second] = event.topic.split(":");
+  state.said.set(event.topic, event.timestamp);
+  if (kind === "stream") return stream(event);
+  if (event.type === "resync") {
+    state.floods += 1;
+    return touch("flood");
+  }
+  if (kind === "queue" && second === "jobs") state.jobs.set(event.job.id, event.job), touch("jobs");
+  else if (kind === "queue" && second === "status") (state.total = event.queue), touch("queues");
+  else if (kind === "queue") state.queues.set(event.queue.queue, event.queue), touch("queues");
+  else if (kind === "worker") state.workers.set(event.worker.component, event.worker), touch("workers");
+  else if (second === "health") (state.health = event.health), touch("health");
+  else if (second === "incidents") state.incidents.set(`${event.incident.node}-${event.incident.id}`, event.incident), touch("incidents");
+  if (state.jobs.size > 2000) trim();
+}
+
+function stream(event) {
+  if (event.type === "resync") {
+    for (const map of [state.queues, state.workers, state.jobs, state.incidents]) map.clear();
+    return;
+  }
+  setClock(event.timestamp);
+  state.node = event.stream.node;
+  state.started = event.stream.started_at;
+  if (state.epoch && state.epoch !== event.stream.epoch) touch("restarted");
+  state.epoch = event.stream.epoch;
+  touch("snapshot");
+}
+
+/** Old ended jobs are of no use to any page. */
+function trim() {
+  const ended = [...state.jobs.values()].filter((job) => job.finished_at).sort((a, b) => a.finished_at - b.finished_at);
+  for (const job of ended.slice(0, 1000)) state.jobs.delete(job.id);
+}
+
+// ---- the connection
+
+let source = null;
+let last = "";
+let retry = 500;
+let timer = 0;
+
+function open() {
+  clearTimeout(timer);
+  source?.close();
+  source = new EventSource(`/api/v1/events${last ? `?last=${encodeURIComponent(last)}` : ""}`);
+  source.onopen = () => {
+    retry = 500;
+    connection("live");
+  };
+  source.onmessage = (message) => {
+    if (message.lastEventId) last = message.lastEventId;
+    take(JSON.parse(message.data));
+  };
+  source.onerror = () => {
+    connection("lost");
+    // The browser tries again by itself, except when the answer was an error. Ours is the same for both.
+    source.close();
+    source = null;
+    clearTimeout(timer);
+    timer = setTimeout(open, retry);
+    retry = Math.min(retry * 1.6, 5000);
+  };
+}
+
+export function start() {
+  open();
+  addEventListener("online", () => source ?? open());
+  // A hidden tab gives its connection back (browsers allow six to a host), and takes up where it was when it is looked at again.
+  let hidden = 0;
+  document.addEventListener("visibilitychange", () => {
+    clearTimeout(hidden);
+    if (document.hidden) {
+      hidden = setTimeout(() => {
+        source?.close();
+        source = null;
+      }, 20_000);
+    } else if (!source) open();
+  });
+}

@@ -1,0 +1,97 @@
+"""The dashboard's own files, and the way in where a token is asked for.
+
+The files are ours alone, load nothing from other hosts, and are served with a policy that says so. They hold no data: what they
+show comes from the same API that everybody else uses.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import mimetypes
+from functools import cache
+from importlib.resources import files
+from urllib.parse import parse_qs
+
+from fastapi import APIRouter, Request
+from starlette.responses import RedirectResponse, Response
+
+from ostler.errors import NotFound
+from ostler.web.auth import COOKIE
+from ostler.web.context import Context
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # asked for again each time, answered with 304: an upgrade shows at once
+}
+_REMEMBERED = 30 * 86_400
+
+
+@cache
+def _assets() -> dict[str, tuple[bytes, str, str]]:
+    """name -> (content, media type, tag), of everything in the dashboard's folder."""
+    found = {}
+    for path in (files("ostler.web") / "dashboard").iterdir():
+        if path.is_file():
+            content = path.read_bytes()
+            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+            found[path.name] = (content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
+    return found
+
+
+def asset(name: str, request: Request | None = None, status: int = 200) -> Response:
+    """One of the files; 304 when the browser has it already."""
+    if name not in _assets():
+        raise NotFound(f"the dashboard has no file {name!r}")
+    content, kind, tag = _assets()[name]
+    headers = {**_HEADERS, "ETag": tag}
+    if request is not None and request.headers.get("if-none-match") == tag:
+        return Response(status_code=304, headers=headers)
+    return Response(content, status, headers, kind)
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(include_in_schema=False)
+    token = context.settings.token
+
+    @routes.get("/")
+    async def root(request: Request) -> Response:
+        if token and "token" in request.query_params:  # the gate has checked it: keep it where no history shows it
+            return _remember(RedirectResponse("/", 303), token, request)
+        return asset("index.html", request)
+
+    @routes.get("/ui/{name}")
+    async def file(name: str, request: Request) -> Response:
+        return asset(name, request)
+
+    @routes.get("/login")
+    async def login(request: Request) -> Response:
+        return asset("login.html", request)
+
+    @routes.post("/login")
+    async def enter(request: Request) -> Response:
+        given = parse_qs((await request.body())[:4096].decode("utf-8", "replace")).get("token", [""])[0]
+        if not hmac.compare_digest(given.encode(), token.encode()):
+            return RedirectResponse("/login?wrong=1", 303)
+        return _remember(RedirectResponse("/", 303), token, request)
+
+    @routes.post("/logout")
+    async def leave() -> Response:
+        answer = RedirectResponse("/login", 303)
+        answer.delete_cookie(COOKIE)
+        return answer
+
+    return routes
+
+
+def _remember(answer: Response, token: str, request: Request) -> Response:
+    answer.set_cookie(
+        COOKIE, token, max_age=_REMEMBERED, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+    )
+    return answer
