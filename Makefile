@@ -3,7 +3,7 @@ PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup demo test check lint types format bench soak clean
+.PHONY: setup browser demo test check lint types format bench soak clean
 
 setup: $(STAMP)
 
@@ -12,10 +12,13 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	PY="$(PY)" scripts/setup
 	@touch $(STAMP)
 
+browser: setup
+	scripts/browser
+
 demo: setup
 	$(BIN)/ostler demo
 
-test: setup
+test: setup browser
 	$(BIN)/python -m pytest -m "not soak"
 
 lint: setup

@@ -178,3 +178,16 @@ def mixed(job: Job, path: str | None = None) -> None:
 
 
 _ = Cancelled
+
+
+@app.job(queue="work")
+def steps(job: Job, folder: str) -> str:
+    """Goes on to a percentage when the file of that name is there."""
+    job.event("begun")
+    for pct in (10, 40, 75, 100):
+        while not (Path(folder) / str(pct)).exists():
+            job.check()
+            time.sleep(0.005)
+        print(f"reached {pct}", flush=True)
+        job.progress(pct, f"step {pct}")
+    return "all steps"

@@ -27,7 +27,7 @@ _POLICY = (
 _HEADERS = {
     "Content-Security-Policy": _POLICY,
     "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
+    "Referrer-Policy": "same-origin",
     "Cache-Control": "no-cache",  # asked for again each time, answered with 304: an upgrade shows at once
 }
 _REMEMBERED = 30 * 86_400

@@ -51,6 +51,11 @@ document.getElementById("theme").onclick = () => {
   localStorage.setItem("ostler-theme", root.dataset.theme);
 };
 
+document.querySelector(".skip").onclick = (event) => {
+  event.preventDefault(); // the hash is the page
+  main.focus();
+};
+
 document.addEventListener("keydown", (event) => {
   if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select, dialog")) return;
   if (!shown?.focus) return;

@@ -108,6 +108,7 @@ function row(first) {
       text(cell.end, w.last_exit ? `${how(w.last_exit)} (${ago(w.last_exit.at)})` : "");
       text(job, w.current_job ? `#${w.current_job} ${w.task}` : "");
       attr(job, "href", w.current_job ? `#/jobs/${w.current_job}` : null);
+      job.hidden = !w.current_job;
       const known = state.jobs.get(w.current_job);
       progress.el.hidden = !w.current_job || known?.progress === null || !known;
       progress.update(known?.progress ?? null);

@@ -1,0 +1,346 @@
+"""The dashboard in a real browser, against a real node with real workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, expect
+
+from tests.browser import PATIENCE, launched
+from tests.harness import Node, until
+
+expect.set_options(timeout=PATIENCE)
+
+PAGES = (
+    "#/",
+    "#/workers",
+    "#/workers/worker:work:0",
+    "#/jobs",
+    "#/jobs?status=failed",
+    "#/jobs/1",
+    "#/calls",
+    "#/sessions",
+)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with launched() as found:
+        yield found
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    """A page that fails the test when a script fails, or when it asks any other host for anything."""
+    context = browser.new_context(viewport={"width": 1280, "height": 900}, reduced_motion="reduce")
+    context.set_default_timeout(PATIENCE)
+    shown = context.new_page()
+    problems: list[str] = []
+    shown.on("pageerror", lambda error: problems.append(str(error)))
+    shown.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
+    shown.on(
+        "request", lambda r: problems.append(r.url) if not r.url.startswith(("http://127.0.0.1:", "data:")) else None
+    )
+    yield shown
+    context.close()
+    assert problems == []
+
+
+def opened(page: Page, node: Node, where: str = "#/") -> Page:
+    page.goto(f"{node.url}/{where}")
+    expect(page.locator("#connection")).to_have_text("live")
+    page.evaluate("window.untouched = true")  # a reload would forget it
+    return page
+
+
+def not_reloaded(page: Page) -> None:
+    assert page.evaluate("window.untouched") is True
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def confirm(page: Page, verb: str) -> None:
+    page.locator("dialog").get_by_role("button", name=verb, exact=True).click()
+
+
+# ---- what is seen
+
+
+def test_a_job_enqueued_elsewhere_appears_progresses_and_finishes(node: Node, page: Page, tmp_path: Path) -> None:
+    opened(page, node, "#/jobs")
+    job = node.enqueue("steps", folder=str(tmp_path))
+    row = page.locator(f"#job-{job}")
+    expect(row.locator(".pill")).to_have_text("processing")
+    for pct in (10, 40, 75):
+        (tmp_path / str(pct)).touch()
+        expect(row.get_by_role("progressbar")).to_have_attribute("aria-valuenow", str(pct))
+    (tmp_path / "100").touch()
+    expect(row.locator(".pill")).to_have_text("done")
+    not_reloaded(page)
+
+
+def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, tmp_path: Path) -> None:
+    opened(page, node)
+    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is well")
+    job = node.enqueue("steps", folder=str(tmp_path))
+    running = page.get_by_role("region", name="Running jobs")
+    expect(running).to_contain_text(f"#{job}")
+    (tmp_path / "10").touch()
+    (tmp_path / "40").touch()
+    expect(running.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
+    (tmp_path / "75").touch()
+    (tmp_path / "100").touch()
+    expect(running).to_contain_text("Nothing runs.")
+    expect(page.locator("a.figure", has_text="Done").locator("strong")).to_have_text("1")
+    # The plot moves with the work: its newest bucket comes with the queue's state.
+    expect(page.locator("svg.plot rect.c-done")).to_have_count(1)
+    not_reloaded(page)
+
+
+def test_a_killed_worker_is_seen_to_crash_and_come_back(make_node, page: Page, tmp_path: Path) -> None:
+    node = make_node(
+        "--pool", "work=1", OSTLER_BACKOFF_MAX="5"
+    )  # the first restart waits one second: long enough to be seen
+    job = node.enqueue("wait_for", path=str(tmp_path / "go"))
+    pid = node.wait_running(job)["pid"]
+    opened(page, node, "#/workers")
+    row = page.locator("[id='worker:work:0']")
+    expect(row).to_contain_text(str(pid))
+    expect(row).to_contain_text(f"#{job} wait_for")
+    os.kill(pid, signal.SIGKILL)
+    expect(row.locator(".pill")).to_have_text("crashed")
+    expect(row).to_contain_text("signal, SIGKILL")
+    expect(row.locator(".pill")).to_have_text("healthy")
+    expect(row).not_to_contain_text(str(pid))
+    page.get_by_role("link", name="Overview").click()
+    said = page.get_by_role("region", name="Incidents")
+    expect(said).to_contain_text(f"worker:work:0 was killed by SIGKILL, probably out of memory; restarted after")
+    expect(said).to_contain_text(f"job {job} requeued")
+    (tmp_path / "go").touch()
+    not_reloaded(page)
+
+
+def test_a_job_shows_its_timeline_error_arguments_and_output(node: Node, page: Page) -> None:
+    job = node.wait_job(node.enqueue("fails", times=9))["id"]
+    opened(page, node, f"#/jobs/{job}")
+    expect(page.locator("#job-status")).to_have_text("failed")
+    expect(page.locator(".events li strong")).to_have_text(
+        ["created", *["processing", "requeued:retry"] * 2, "processing", "failed"]
+    )
+    assert page.locator("svg.timeline rect").count() == 6  # three waits, three runs
+    expect(page.locator("main")).to_contain_text("RETRIES_EXHAUSTED")
+    expect(page.locator("details .log")).to_contain_text("Traceback")
+    expect(page.locator(".json").first).to_contain_text('"times": 9')
+    page.get_by_role("button", name="Retry").click()
+    confirm(page, "Retry job")
+    expect(page.locator(".events li strong", has_text="retried")).to_have_count(1)
+    not_reloaded(page)
+
+
+def test_logs_are_followed_as_they_come(node: Node, page: Page, tmp_path: Path) -> None:
+    job = node.enqueue("steps", folder=str(tmp_path))
+    worker = node.wait_running(job)["component"]
+    opened(page, node, f"#/jobs/{job}")
+    expect(page.get_by_text("nothing printed yet")).to_be_visible()
+    (tmp_path / "10").touch()
+    expect(page.get_by_role("log")).to_have_text("reached 10\n")
+    page.goto(f"{node.url}/#/workers/{worker}")
+    expect(page.get_by_role("log")).to_contain_text("reached 10")
+    (tmp_path / "40").touch()
+    expect(page.get_by_role("log")).to_contain_text("reached 40")
+    for pct in ("75", "100"):
+        (tmp_path / pct).touch()
+
+
+def test_a_lost_connection_is_shown_and_heals_by_itself(make_node, page: Page) -> None:
+    node = make_node("--pool", "work=1", "--port", str(free_port()))
+    opened(page, node, "#/jobs")
+    first = node.enqueue("add", a=1)
+    expect(page.locator(f"#job-{first} .pill")).to_have_text("done")
+    node.kill()
+    expect(page.locator("#connection")).to_have_text("no connection")
+    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    node.start()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#lost")).to_be_hidden()
+    second = node.enqueue("add", a=2)
+    expect(page.locator(f"#job-{second} .pill")).to_have_text("done")
+    not_reloaded(page)
+
+
+# ---- what is done
+
+
+def test_a_queue_is_paused_and_resumed_by_clicking(node: Node, page: Page) -> None:
+    opened(page, node)
+    row = page.get_by_role("region", name="Queues").locator("tr", has_text="work")
+    row.get_by_role("button", name="Pause queue work").click()
+    expect(row.locator(".pill")).to_have_text("paused")
+    assert [p["paused"] for p in node.get("/api/v1/pools")[1]["pools"] if p["pool"] == "work"] == [True]
+    job = node.enqueue("add", a=1)
+    expect(row.locator("td").first).to_have_text("1")
+    row.get_by_role("button", name="Resume queue work").click()
+    expect(row.locator(".pill")).to_be_hidden()
+    node.wait_job(job, "done")
+
+
+def test_a_running_job_is_cancelled_by_clicking(node: Node, page: Page) -> None:
+    job = node.enqueue("listens")
+    node.wait_running(job)
+    opened(page, node, f"#/jobs/{job}")
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    page.keyboard.press("Escape")  # means no
+    assert node.job(job)["status"] == "processing"
+    page.get_by_role("button", name="Cancel", exact=True).click()
+    confirm(page, "Cancel job")
+    expect(page.locator("#job-status")).to_have_text("cancelled")
+    assert node.job(job)["status"] == "cancelled"
+    not_reloaded(page)
+
+
+def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: Page) -> None:
+    node = make_node("--pool", "work=1")
+    opened(page, node, "#/workers/worker:work:0")
+    detail = page.get_by_role("region", name="worker:work:0")
+    for verb, becomes in (("Drain", "stopped"), ("Restart", "healthy")):
+        detail.get_by_role("button", name=verb).click()
+        confirm(page, verb)
+        expect(detail.locator("h2 .pill")).to_have_text(becomes)
+    generation = node.worker("worker:work:0")["generation"]
+    detail.get_by_role("button", name="Kill").click()
+    confirm(page, "Kill")
+    node.wait_worker(
+        "worker:work:0", "to come back", lambda w: w["generation"] > generation and w["status"] == "healthy"
+    )
+    expect(detail.locator("tbody tr").first).to_contain_text("killed")
+    expect(detail.locator("tbody tr").first).to_contain_text("SIGKILL")
+
+
+def test_many_jobs_are_chosen_retried_and_redriven(node: Node, page: Page) -> None:
+    failed = [node.wait_job(node.enqueue("gives_up"))["id"] for _ in range(3)]
+    opened(page, node, "#/jobs?status=failed")
+    expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_role("checkbox", name=f"Choose job {failed[0]}").check()
+    bulk = page.get_by_role("group", name="Chosen jobs")
+    expect(bulk).to_contain_text("1 chosen")
+    bulk.get_by_role("button", name="Retry").click()
+    confirm(page, "Retry")
+    until(lambda: "retried" in node.events(failed[0]), "the chosen one to be retried")
+    assert "retried" not in node.events(failed[1])
+    page.get_by_role("button", name="Redrive all that fit").click()
+    confirm(page, "Redrive")
+    until(lambda: all("retried" in node.events(job) for job in failed), "all to be retried")
+    expect(page.locator("tbody tr")).to_have_count(3)
+
+
+def test_jobs_are_filtered_and_searched(node: Node, page: Page) -> None:
+    found = node.wait_job(node.enqueue("returns", what="a needle in here"))["id"]
+    other = node.wait_job(node.enqueue("add", a=1))["id"]
+    opened(page, node, "#/jobs")
+    expect(page.locator("tbody tr")).to_have_count(2)
+    page.keyboard.press("/")
+    page.keyboard.type("needle")
+    page.keyboard.press("Enter")
+    expect(page.locator("tbody tr")).to_have_count(1)
+    expect(page.locator(f"#job-{found}")).to_be_visible()
+    page.goto(f"{node.url}/#/jobs?task=add")
+    expect(page.locator(f"#job-{other}")).to_be_visible()
+    expect(page.locator(f"#job-{found}")).to_have_count(0)
+    page.get_by_role("group", name="Status").get_by_role("button", name="failed").click()
+    expect(page.locator("main")).to_contain_text("No job fits.")
+
+
+def test_a_job_is_stored_from_the_page_and_a_mistake_is_said_where_it_was_made(node: Node, page: Page) -> None:
+    opened(page, node, "#/jobs")
+    page.get_by_role("button", name="New job").click()
+    form = page.locator("dialog")
+    form.get_by_label("Task").select_option("add")
+    form.get_by_label("Arguments").fill('{"a": "seven"}')
+    form.get_by_role("button", name="Enqueue").click()
+    expect(form.get_by_role("alert")).to_contain_text("a")
+    assert node.get("/api/v1/jobs")[1]["jobs"] == []
+    form.get_by_label("Arguments").fill('{"a": 7}')
+    form.get_by_role("button", name="Enqueue").click()
+    expect(page.locator("#job-status")).to_have_text("done")
+    expect(page.locator(".json").last).to_have_text("8")
+
+
+# ---- for everybody
+
+
+def test_what_users_wrote_is_shown_as_text(node: Node, page: Page) -> None:
+    evil = "<img src=x onerror='window.hacked=1'>"
+    job = node.wait_job(node.enqueue("returns", what=evil))["id"]
+    opened(page, node, "#/jobs")
+    expect(page.locator(f"#job-{job}")).to_contain_text(evil)
+    page.goto(f"{node.url}/#/jobs/{job}")
+    expect(page.locator(".json").first).to_contain_text(evil)
+    assert page.evaluate("window.hacked") is None
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_fits_a_phone(node: Node, browser: Browser, scheme: str) -> None:
+    node.wait_job(node.enqueue("fails", times=9))
+    context = browser.new_context(viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page = context.new_page()
+    for where in PAGES:
+        opened(page, node, where)
+        expect(page.locator("main h1")).to_have_count(1)
+        wide = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
+        assert wide[0] <= wide[1], where
+    context.close()
+
+
+def test_every_page_can_be_read_by_a_screen_reader_and_used_by_keyboard(node: Node, page: Page) -> None:
+    node.wait_job(node.enqueue("fails", times=9))
+    for where in PAGES:
+        opened(page, node, where)
+        nameless = page.evaluate(
+            """() => [...document.querySelectorAll('button, a, input, select, textarea, [role=progressbar], svg[role=img]')]
+                 .filter(el => el.checkVisibility() && !(el.textContent.trim() || el.ariaLabel || el.labels?.length || el.title))
+                 .map(el => el.outerHTML)"""
+        )
+        assert nameless == [], where
+        assert page.locator("nav a[aria-current=page]").count() == 1
+    opened(page, node)
+    page.reload()
+    expect(page.locator("#connection")).to_have_text("live")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+    plot = page.get_by_role("img", name="Throughput")
+    plot.focus()
+    page.keyboard.press("ArrowLeft")
+    expect(page.locator(".tip").first).to_contain_text("failed: 1")
+
+
+def test_the_theme_is_kept(node: Node, page: Page) -> None:
+    opened(page, node)
+    before = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="Change between light and dark").click()
+    after = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert after != before
+    page.reload()
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
+
+
+def test_a_node_with_a_token_asks_for_it(make_node, page: Page) -> None:
+    node = make_node("--pool", "work=1", ready=False, OSTLER_TOKEN='open; sesame,"é')
+    page.goto(node.url)
+    page.get_by_label("This node asks for its token").fill("guess")
+    page.get_by_role("button", name="Enter").click()
+    expect(page.get_by_role("alert")).to_contain_text("not this node's token")
+    page.get_by_label("This node asks for its token").fill('open; sesame,"é')
+    page.get_by_role("button", name="Enter").click()
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is well")
