@@ -107,9 +107,9 @@ def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, t
 
 
 def test_a_killed_worker_is_seen_to_crash_and_come_back(make_node, page: Page, tmp_path: Path) -> None:
-    node = make_node(
-        "--pool", "work=1", OSTLER_BACKOFF_MAX="5"
-    )  # the first restart waits one second: long enough to be seen
+    node = make_node("--pool", "work=1", OSTLER_BACKOFF_MAX="5")
+    node.post("/api/v1/workers/worker:work:0/kill")  # so the next restart waits for two seconds: long enough to be seen
+    node.wait_worker("worker:work:0", "to be back", lambda w: (w["generation"], w["status"]) == (2, "healthy"))
     job = node.enqueue("wait_for", path=str(tmp_path / "go"))
     pid = node.wait_running(job)["pid"]
     opened(page, node, "#/workers")
@@ -322,6 +322,13 @@ def test_every_page_can_be_read_by_a_screen_reader_and_used_by_keyboard(node: No
     plot.focus()
     page.keyboard.press("ArrowLeft")
     expect(page.locator(".tip").first).to_contain_text("failed: 1")
+
+
+def test_the_api_is_described_without_another_host(node: Node, page: Page) -> None:
+    page.goto(f"{node.url}/docs")
+    part = page.locator("details", has=page.get_by_text("/api/v1/jobs/{job}/cancel", exact=True))
+    part.locator("summary").click()
+    expect(part.get_by_role("row").filter(has_text="cancel_requested")).to_be_visible()
 
 
 def test_the_theme_is_kept(node: Node, page: Page) -> None:

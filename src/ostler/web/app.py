@@ -21,6 +21,7 @@ def build(context: Context, routes: Sequence[Callable[[Gateway], APIRouter]] = (
         version=ostler.__version__,
         description="A worker runtime for heavy Python work. Times are milliseconds UTC; errors are `{error: {code, message}}`.",
         middleware=[Middleware(Gate, settings=context.settings)],
+        docs_url=None,  # ours needs no other host
         redoc_url=None,
     )
     errors.install(app)

@@ -70,6 +70,10 @@ def router(context: Context) -> APIRouter:
     async def file(name: str, request: Request) -> Response:
         return asset(name, request)
 
+    @routes.get("/docs")
+    async def docs(request: Request) -> Response:
+        return asset("docs.html", request)
+
     @routes.get("/login")
     async def login(request: Request) -> Response:
         return asset("login.html", request)

@@ -1,0 +1,64 @@
+// The API's own description, readable: every path with what it takes and gives, and a command to try it.
+import { append, fill, h } from "./dom.js";
+
+const main = document.getElementById("main");
+const METHODS = ["get", "post", "put", "patch", "delete"];
+
+function resolve(spec, schema) {
+  const name = schema?.$ref?.split("/").at(-1);
+  return name ? { name, ...spec.components.schemas[name] } : (schema ?? {});
+}
+
+function type(spec, schema) {
+  const found = resolve(spec, schema);
+  if (found.anyOf) return found.anyOf.map((one) => type(spec, one)).join(" or ");
+  if (found.enum) return found.enum.map((v) => JSON.stringify(v)).join(" | ");
+  if (found.type === "array") return `list of ${type(spec, found.items)}`;
+  return found.name ?? found.type ?? "anything";
+}
+
+function limits(schema) {
+  const parts = [];
+  if (schema.minimum !== undefined) parts.push(`at least ${schema.minimum}`);
+  if (schema.maximum !== undefined) parts.push(`at most ${schema.maximum}`);
+  if (schema.default !== undefined && schema.default !== null) parts.push(`default ${JSON.stringify(schema.default)}`);
+  return parts.join(", ");
+}
+
+function fields(spec, schema) {
+  const found = resolve(spec, schema);
+  const names = Object.entries(found.properties ?? {});
+  if (!names.length) return h("p", { class: "muted" }, type(spec, schema));
+  return h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, names.map(([name, one]) =>
+    h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, [one.description, limits(one)].filter(Boolean).join("; ")))))));
+}
+
+function operation(spec, path, method, op) {
+  const body = op.requestBody?.content?.["application/json"]?.schema;
+  const good = Object.entries(op.responses ?? {}).find(([status]) => status.startsWith("2"));
+  const given = good?.[1].content?.["application/json"]?.schema;
+  const sample = method === "get" ? `curl -s ${location.origin}${path}` : `curl -s -X ${method.toUpperCase()} ${location.origin}${path}${body ? " -d '{…}'" : ""}`;
+  const parameters = (op.parameters ?? []).map((p) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, p.name), p.required ? " *" : ""), h("td", {}, p.in), h("td", {}, type(spec, p.schema)), h("td", { class: "muted" }, [p.description ?? p.schema.description, limits(p.schema)].filter(Boolean).join("; "))));
+  return h("details", { class: "panel op" },
+    h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path), " ", h("span", { class: "muted" }, op.summary ?? "")),
+    op.description && h("p", {}, op.description),
+    h("pre", { class: "json" }, sample),
+    parameters.length > 0 && [h("h3", {}, "Parameters"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, parameters)))],
+    body && [h("h3", {}, "Body"), fields(spec, body)],
+    given && Object.keys(given).length > 0 && [h("h3", {}, `Answer ${good[0]}`), fields(spec, given)]);
+}
+
+try {
+  const spec = await (await fetch("/openapi.json")).json();
+  const groups = new Map();
+  for (const [path, methods] of Object.entries(spec.paths)) {
+    for (const method of METHODS) if (methods[method]) {
+      const tag = methods[method].tags?.[0] ?? "app";
+      groups.set(tag, [...(groups.get(tag) ?? []), operation(spec, path, method, methods[method])]);
+    }
+  }
+  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, spec.info.description));
+  for (const [tag, list] of groups) append(main, [h("h2", {}, tag), list]);
+} catch (error) {
+  fill(main, h("p", { class: "error", role: "alert" }, `The description could not be read: ${error.message}`));
+}
