@@ -28,10 +28,11 @@ class WorkerMoved:
 
 @dataclass(frozen=True, slots=True)
 class PoolPaused:
-    """A pool (None: all of them) was paused or resumed."""
+    """A pool (None: all of them) was paused or resumed; `still`: it was before the node started, too."""
 
     pool: str | None
     paused: bool
+    still: bool = False
 
 
 class JobEnded(NamedTuple):

@@ -404,6 +404,12 @@ def _tell(event: Event) -> None:
             )
         case Backpressure(reason):
             log.warning("claiming pauses: %s", reason)
+        case PoolPaused(pool, _, still=True):
+            log.warning(
+                "%s still paused, as before; to go on: ostler resume%s",
+                f"{pool} is" if pool else "all pools are",
+                f" {pool}" if pool else "",
+            )
         case PoolPaused(pool, paused):
             log.info("%s %s", pool or "all pools", "paused" if paused else "resumed")
 

@@ -73,7 +73,7 @@ class Supervisor:
     async def start(self) -> None:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
         self._logs.mkdir(parents=True, exist_ok=True)
-        self.apply_pauses(*await self.records.load(self.slots))
+        self.apply_pauses(*await self.records.load(self.slots), still=True)
         if not family.adopt_orphans():
             log.info("orphans cannot be adopted on this system; families are found by their mark alone")
         self._start_guard()
@@ -542,15 +542,15 @@ class Supervisor:
         if worker.process:
             worker.process.signal(signal.SIGTERM)
 
-    def apply_pauses(self, enabled: bool, paused: frozenset[str]) -> None:
+    def apply_pauses(self, enabled: bool, paused: frozenset[str], *, still: bool = False) -> None:
         """What the store says: another process may have paused something."""
         if enabled != self.enabled:
             self.enabled = enabled
-            self.bus.send(PoolPaused(None, not enabled))
+            self.bus.send(PoolPaused(None, not enabled, still))
         for name, pool in self.pools.items():
             if pool.paused != (name in paused):
                 pool.paused = name in paused
-                self.bus.send(PoolPaused(name, pool.paused))
+                self.bus.send(PoolPaused(name, pool.paused, still))
 
     # ---- records
 

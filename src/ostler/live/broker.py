@@ -23,6 +23,7 @@ class Entry(NamedTuple):
     seq: int
     topic: str
     frame: bytes
+    passing: bool  # for those who were there; no part of a snapshot
 
 
 class Group:
@@ -48,6 +49,7 @@ class Client:
         self._broker, self.group = broker, group
         self._seen = seen  # None: nothing yet, the next take is a snapshot
         self._greeting = greeting
+        self._new = True
         self._quiet = False
         self.wake = asyncio.Event()
         self.closed = False
@@ -56,14 +58,13 @@ class Client:
         """Everything that changed since the last take, the newest state of each object, in order; empty when nothing did."""
         self.wake.clear()
         data, self._greeting = self._greeting, b""
-        if self._seen is None:
-            data += self._broker.frames(self.group, 0) + self._broker.live_frame()
-        elif self._broker.has_forgotten(self.group, self._seen):
+        if self._seen is not None and self._broker.has_forgotten(self.group, self._seen):
             data += self._broker.resync_frame("more was missed than can be told")
-            data += self._broker.frames(self.group, 0) + self._broker.live_frame()
-        else:
-            data += self._broker.frames(self.group, self._seen)
-        self._seen = self._broker.seq
+            self._seen, self._new = None, True
+        data += self._broker.frames(self.group, self._seen or 0)
+        if self._new:
+            data += self._broker.live_frame()
+        self._seen, self._new = self._broker.seq, False
         if data:
             self._quiet = False
         elif self._quiet:
@@ -105,7 +106,7 @@ class Broker:
         event = states.envelope(topic, kind, now_ms(), name, value)
         self._values[key] = value
         self._entries.pop(key, None)
-        self._entries[key] = Entry(self.seq, topic, self._frame(event))
+        self._entries[key] = Entry(self.seq, topic, self._frame(event), kind == "resync")
         for group in self._groups.values():
             if group.wants(topic):
                 self._woken.add(group)
@@ -192,7 +193,7 @@ class Broker:
         for entry in reversed(self._entries.values()):
             if entry.seq <= since:
                 break
-            if group.wants(entry.topic):
+            if group.wants(entry.topic) and not (entry.passing and since == 0):
                 found.append(entry.frame)
         made = b"".join(reversed(found))
         group.made = (since, self.seq, made)
@@ -202,7 +203,7 @@ class Broker:
         return any(seq > since and group.wants(topic) for topic, seq in self._forgotten.items())
 
     def live_frame(self) -> bytes:
-        """After a snapshot: what follows are changes."""
+        """After a snapshot, or after what was missed: from here on it is live."""
         stream = {"node": self.node, "epoch": self.epoch, "started_at": self.started_at}
         return self._frame(states.envelope("stream", "live", now_ms(), "stream", stream))
 

@@ -182,7 +182,7 @@ class Incidents:
                 self._crashes.pop(event.component, None)
                 hint = f"look at its log, then: ostler restart {event.component}"
                 self.tell("error", event.component, f"{event.component} is failed: {event.reason}", detail=hint)
-            case PoolPaused(pool, paused):
+            case PoolPaused(pool, paused, still=False):
                 what = f"pool {pool}" if pool else "all pools"
                 self.tell("info", f"pool:{pool or '*'}", f"{what} {'paused' if paused else 'resumed'}")
             case Recovered(jobs, _):

@@ -43,6 +43,7 @@ _JOBS = 300  # jobs that are followed at once
 _CHANGES = 100  # … that are told in one look; of more that change at once, the newest, and a `resync`
 _NEWEST = 100  # jobs that a snapshot shows beside the running ones
 _FLOOD = 0.25  # the rest after a look that could not tell all
+_ENDED, _WAITING, _RUNNING = range(3)  # jobs are forgotten in this order
 
 
 class _Reading(NamedTuple):
@@ -78,11 +79,12 @@ class Watch:
         self._dirty = asyncio.Event()
         self._jobs_dirty: dict[int, None] = {}  # in the order in which they were named
         self._overflow = False  # more changed than is followed
+        self._recheck = False  # any job that is followed may have changed, too
         self._store_dirty = True
         self._looked_at_jobs = False
         self._last_id = 0
         self._version = -1
-        self._followed: dict[int, bool] = {}  # job -> whether it has ended, in the order of their last change
+        self._followed: dict[int, int] = {}  # job -> how soon it may be forgotten, in the order of their last change
         self._rss: dict[str, float] = {}
         self._queues: dict[str, tuple[Any, dict[str, Any]]] = {}  # queue -> what it was made from, and its state
         self._recent: dict[str, Any] | None = None
@@ -116,8 +118,7 @@ class Watch:
         alone = not self._broker.clients
         client = self._broker.follow(patterns, last_id)
         if alone:  # nobody followed: whatever happened since was not noted
-            self._store_dirty = self._incidents_dirty = True
-            self._jobs_dirty = dict.fromkeys(self._followed)
+            self._store_dirty = self._incidents_dirty = self._recheck = True
         elif not self._looked_at_jobs and client.group.wants("queue:jobs"):
             self._store_dirty = True
         try:
@@ -137,6 +138,7 @@ class Watch:
                 return  # the turn that writes it follows
             case JobsTouched(jobs, others):
                 self._store_dirty = True
+                self._recheck |= others  # another process rang, and does not say what it wrote
                 self._name(jobs)
                 if not jobs and not others:
                     return
@@ -195,7 +197,7 @@ class Watch:
                 continue
             with contextlib.suppress(StoreBusy):  # that is told elsewhere; the next poll looks again
                 if await self._reader.call(lambda store: store.live.version(), patience=0.0) != self._version:
-                    self._store_dirty = True
+                    self._store_dirty = self._recheck = True
             if self._store_dirty:
                 self._dirty.set()
 
@@ -220,7 +222,9 @@ class Watch:
         self._store_dirty = False
         follows_jobs = self._broker.wanted("queue:jobs")
         named, overflow = list(self._jobs_dirty), self._overflow
-        self._jobs_dirty, self._overflow = {}, False
+        # Of too many changes only the newest were noted: what we show as unfinished may be over by now.
+        stale = [job for job, rank in self._followed.items() if rank != _ENDED] if overflow or self._recheck else []
+        self._jobs_dirty, self._overflow, self._recheck = {}, False, False
         fresh, last = not self._looked_at_jobs, self._last_id
 
         def read(store: Store) -> _Reading:
@@ -231,7 +235,7 @@ class Watch:
             if follows_jobs:
                 new = live.newest_ids(0 if fresh else last, _NEWEST if fresh else _CHANGES)
                 newest = new[0] if new else last
-                ids = list({*(live.processing_ids(_JOBS) if fresh else ()), *new, *named})
+                ids = list({*(live.processing_ids(_JOBS) if fresh else ()), *new, *named, *stale})
             now = now_ms()
             return _Reading(
                 store.jobs.depths(),
@@ -247,7 +251,8 @@ class Watch:
         try:
             found = await self._reader.call(read, patience=0.0)
         except Exception:
-            self._store_dirty = True
+            self._store_dirty = self._recheck = True
+            self._overflow |= overflow
             self._jobs_dirty = {**dict.fromkeys(named), **self._jobs_dirty}
             raise
         self._version = found.version
@@ -266,12 +271,11 @@ class Watch:
         for job in sorted(jobs, key=lambda j: j["id"]):
             self._broker.publish("queue:jobs", "job_update", "job", job, key=str(job["id"]))
             self._followed.pop(job["id"], None)
-            self._followed[job["id"]] = job["finished_at"] is not None
+            open_rank = _RUNNING if job["status"] == "processing" else _WAITING
+            self._followed[job["id"]] = open_rank if job["finished_at"] is None else _ENDED
         spare = len(self._followed) - _JOBS
-        if spare > 0:  # those that have ended go first, the oldest change before the newer
-            ended = [job for job, over in self._followed.items() if over]
-            rest = [job for job, over in self._followed.items() if not over]
-            for old in (ended + rest)[:spare]:
+        if spare > 0:  # the oldest change before the newer
+            for old in sorted(self._followed, key=self._followed.__getitem__)[:spare]:
                 del self._followed[old]
                 self._broker.forget("queue:jobs", str(old))
         self._flooded = overflow

@@ -60,7 +60,7 @@ export function page(id) {
     setPill(status, job.cancel_requested && job.status === "processing" ? "cancelling" : job.status);
     attr(status, "id", "job-status");
     progress.el.hidden = job.progress === null;
-    progress.update(job.progress);
+    progress.update(job.status === "done" ? 100 : job.progress);
     text(stage, job.stage ?? "");
     cancel.hidden = ENDED.includes(job.status);
     retry.hidden = !ENDED.includes(job.status);

@@ -221,7 +221,7 @@ function jobRow(first, chosen, draw) {
       setPill(status, job.cancel_requested && job.status === "processing" ? "cancelling" : job.status);
       text(why, job.status === "failed" || (job.status === "queued" && job.error) ? job.error?.code : job.status === "processing" ? (job.stage ?? "") : "");
       progress.el.hidden = job.progress === null || job.progress === undefined;
-      progress.update(job.progress);
+      progress.update(job.status === "done" ? 100 : job.progress);
       text(cell.runs, job.attempt ? `${job.attempt}${job.crashes ? `, ${job.crashes} crashed` : ""}` : "");
       text(cell.worker, job.worker ? job.worker.replace("worker:", "") : "");
       text(cell.created, ago(job.created_at));
