@@ -61,7 +61,7 @@ export function page(id) {
     attr(status, "id", "job-status");
     progress.el.hidden = job.progress === null;
     progress.update(job.status === "done" ? 100 : job.progress);
-    text(stage, job.stage ?? "");
+    text(stage, job.status === "done" ? "" : (job.stage ?? ""));
     cancel.hidden = ENDED.includes(job.status);
     retry.hidden = !ENDED.includes(job.status);
     const runs = `${job.attempt} of ${job.attempts + job.excused}${job.crashes ? `, ${job.crashes} crashed` : ""}${job.excused ? `, ${job.excused} excused` : ""}`;

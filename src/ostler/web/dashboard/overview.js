@@ -165,7 +165,7 @@ function queueTable() {
   const body = h("tbody");
   const errors = complaints();
   const el = h("section", { class: "panel", "aria-label": "Queues" }, h("h2", {}, "Queues"), errors.el,
-    h("div", { class: "scroll" }, h("table", { class: "numbers" },
+    h("div", { class: "scroll" }, h("table", { class: "numbers queues" },
       h("thead", {}, h("tr", {}, ["Queue", "Waiting", "Later", "Running", "Done", "Failed", "Average", "Empty in", ""].map((t) => h("th", { scope: "col" }, t)))), body)));
   return {
     el,

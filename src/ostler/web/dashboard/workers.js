@@ -132,19 +132,20 @@ function one(component) {
   }
   const body = h("tbody");
   const none = h("p", { class: "muted" }, "It has never ended.");
+  const ends = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["When", "Generation", "Kind", "Reason", "How", "Job", "Peak memory", "Last line"].map((t) => h("th", { scope: "col" }, t)))), body));
   const log = tail(`/api/v1/workers/${encodeURIComponent(component)}/logs/follow`, `Output of ${component}`);
   const el = h("section", { class: "panel", "aria-label": component, id: "detail" },
     h("div", { class: "row between wrap" }, h("h2", {}, component, " ", status), h("div", { class: "row wrap" }, Object.values(buttons), h("a", { class: "button", href: "#/workers" }, "Close"))),
     facts, errors.el,
     h("h3", {}, "Output"), log.el,
-    h("h3", {}, "How it ended before"), none,
-    h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["When", "Generation", "Kind", "Reason", "How", "Job", "Peak memory", "Last line"].map((t) => h("th", { scope: "col" }, t)))), body)));
+    h("h3", {}, "How it ended before"), none, ends);
   let seen = "";
 
   async function history() {
     try {
       const found = await get(`/workers/${encodeURIComponent(component)}`);
       none.hidden = found.exits.length > 0;
+      ends.hidden = !none.hidden;
       keyed(body, found.exits, (e) => `${e.generation}-${e.at}`, (e) => ({
         el: h("tr", {}, h("td", { title: moment(e.at) }, ago(e.at)), h("td", {}, String(e.generation)), h("td", {}, e.kind), h("td", {}, e.reason), h("td", {}, e.signal ?? `code ${e.code}`),
           h("td", {}, e.job ? h("a", { href: `#/jobs/${e.job}` }, `#${e.job}`) : ""), h("td", {}, megabytes(e.peak_rss_mb)), h("td", { class: "cut" }, e.log.filter((l) => l.trim()).at(-1) ?? "")),
