@@ -17,7 +17,7 @@ from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 
 def put(store: Store, count: int = 1, **more) -> list[int]:
     return store.jobs.enqueue(
-        [NewJob("t", more.pop("queue", "q"), "{}", **more) for _ in range(count)], more.pop("now", 1000)
+        [NewJob("t", more.pop("queue", "q"), more.pop("args", "{}"), **more) for _ in range(count)], more.pop("now", 1000)
     )
 
 
@@ -164,6 +164,27 @@ def test_pages_are_complete_and_newest_first(store: Store) -> None:
             break
     assert found == ids[::-1]
     assert store.jobs.list(status="done") == ([], None)
+
+
+@pytest.mark.parametrize("text", ["Müller", "100 %", "a_b", 'say "hi"', "C:\\clips", '"who":', "MÜLLER'S"])
+def test_a_search_finds_text_as_people_write_it(store: Store, text: str) -> None:
+    value = 'Herr Müller, 100 % a_b say "hi" C:\\clips MÜLLER\'S'
+    (wanted,) = put(store, args=json.dumps({"who": value}))
+    put(store, args=json.dumps({"what": "Herr Moller, 100 percent aXb"}))
+    assert [job["id"] for job in store.jobs.list(search=text)[0]] == [wanted]
+
+
+def test_a_search_looks_at_no_more_than_a_page_of_jobs_and_says_where_to_go_on(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostler.store.jobs._SEARCHED", 10)
+    (wanted,) = put(store, args='{"x": "needle"}')
+    put(store, 15)
+    assert store.jobs.list(search="needle")[0] == []
+    cursor = store.jobs.list(search="needle")[1]
+    assert cursor is not None
+    found, end = store.jobs.list(search="needle", cursor=cursor)
+    assert ([job["id"] for job in found], end) == ([wanted], None)
 
 
 def test_ids_are_never_used_twice(store: Store) -> None:

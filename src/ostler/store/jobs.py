@@ -277,10 +277,10 @@ class JobRecords:
             floor = max(0, newest - _SEARCHED)
             where += (
                 " AND id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\\' OR args LIKE :like ESCAPE '\\'"
-                " OR error LIKE :like ESCAPE '\\')"
+                " OR args LIKE :coded ESCAPE '\\' OR error LIKE :like ESCAPE '\\' OR error LIKE :coded ESCAPE '\\')"
             )
-            escaped = re.sub(r"([\\%_])", r"\\\1", search)
-            values |= {"floor": floor, "search": search.strip(), "like": f"%{escaped}%"}
+            coded = json.dumps(search)[1:-1]  # as it stands in arguments and errors: JSON in ASCII
+            values |= {"floor": floor, "search": search.strip(), "like": _like(search), "coded": _like(coded)}
         sql = f"SELECT * FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
         rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
         page = [_job(row) for row in rows[:limit]]
@@ -419,6 +419,12 @@ class JobRecords:
 def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:
     key = (queue, name)
     counts[key] = counts.get(key, 0) + n
+
+
+def _like(text: str) -> str:
+    """A LIKE pattern for whatever contains the text."""
+    escaped = re.sub(r"([\\%_])", r"\\\1", text)
+    return f"%{escaped}%"
 
 
 def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
