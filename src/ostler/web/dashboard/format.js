@@ -33,6 +33,16 @@ export function eta(queue, said) {
   return left <= 0.5 ? "any moment" : span(left);
 }
 
+/** Jobs done a second over the last ten seconds, from the newest bucket of counters and the one before it. */
+export function rate(newest, before, at) {
+  if (!newest) return 0;
+  const length = newest.step * 1000;
+  const share = (bucket) => Math.min(1, Math.max(0, (bucket.at + 2 * length - at) / length));
+  const age = Math.max(at - newest.at, 1000);
+  if (!before && age < length) return (newest.done * 1000) / age; // we have just come
+  return (newest.done * share(newest) + (before ? before.done * share(before) : 0)) / newest.step;
+}
+
 /** A time of day with milliseconds, for timelines. */
 export function fine(at) {
   return `${clock(at)}.${String(at % 1000).padStart(3, "0")}`;

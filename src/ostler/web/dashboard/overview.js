@@ -2,7 +2,7 @@
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
 import { attr, bar, h, keyed, pill, setPill, text } from "./dom.js";
-import { ago, clock, count, eta, now, since, span } from "./format.js";
+import { ago, clock, count, eta, now, rate, since, span } from "./format.js";
 import { plot, whole } from "./plots.js";
 import { state } from "./state.js";
 
@@ -84,8 +84,8 @@ function figures() {
         const later = all.scheduled ? `${count(all.scheduled)} for later` : "";
         text(waiting.more, [left && all.pending ? (left === "unknown" || left === "paused" ? `ETA ${left}` : `empty in ${left}`) : "", later].filter(Boolean).join(", "));
         text(done.value, count(all.completed));
-        const fresh = all.recent && now() - all.recent.at < 20_000 ? all.recent.done : 0;
-        text(done.more, fresh ? `${whole(fresh / 10)} per second` : "");
+        const pace = rate(all.recent, state.before, now());
+        text(done.more, pace ? `${whole(pace)} per second` : "");
         text(failed.value, count(all.failed));
         text(failed.more, all.failed ? "look at them" : "none to look at");
         attr(failed.el, "data-bad", all.failed ? true : null);

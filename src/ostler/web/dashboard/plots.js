@@ -13,6 +13,20 @@ function nice(value) {
   return [10 * power, 5];
 }
 
+/** The axis of values up to `high`: {ticks, place(value) from 0 to 1}. Durations span decades, so theirs counts decades. */
+function axis(low, high, decades) {
+  if (!decades || high <= 0) {
+    const [top, steps] = nice(high);
+    return { ticks: Array.from({ length: steps + 1 }, (_, i) => (top * i) / steps), place: (value) => value / top };
+  }
+  const first = Math.floor(Math.log10(Math.max(low, 0.001)) + 1e-9);
+  const last = Math.max(first + 1, Math.ceil(Math.log10(Math.max(high, 0.001)) - 1e-9));
+  return {
+    ticks: Array.from({ length: last - first + 1 }, (_, i) => 10 ** (first + i)),
+    place: (value) => Math.max(0, (Math.log10(Math.max(value, 1e-9)) - first) / (last - first)),
+  };
+}
+
 /**
  * {el, update(points, back, step)}: `series` is [{name, key, kind: "bar" | "line", class}], points have `at` (ms) and the keys.
  * `show(value)` gives a value in words.
@@ -52,14 +66,14 @@ export function plot(title, series, show, empty) {
     slots = gather(inside, wide, slotWidth);
     text(unit, bars.length ? `jobs per ${span(wide / 1000)}` : "");
     const highest = Math.max(0, ...slots.map((p) => Math.max(bars.reduce((sum, one) => sum + (p[one.key] ?? 0), 0), ...lines.map((one) => p[one.key] ?? 0))));
-    const [top, steps] = nice(highest);
+    const lowest = Math.min(highest, ...slots.flatMap((p) => lines.map((one) => p[one.key] ?? highest)));
+    const scale = axis(lowest, highest, !bars.length);
     const x = (at) => PAD.left + ((at - start) / (end - start)) * w;
-    const y = (value) => PAD.top + tall - (value / top) * tall;
+    const y = (value) => PAD.top + tall - scale.place(value) * tall;
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     svg.setAttribute("aria-label", words(slots));
     const parts = [];
-    for (let i = 0; i <= steps; i += 1) {
-      const value = (top * i) / steps;
+    for (const value of scale.ticks) {
       parts.push(s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }));
       parts.push(s("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end" }, highest ? show(value, true) : ""));
     }

@@ -10,6 +10,7 @@ export const state = {
   epoch: null,
   health: null,
   total: null, // all queues in one
+  before: null, // its last bucket of counters but one
   queues: new Map(),
   workers: new Map(),
   jobs: new Map(),
@@ -56,12 +57,17 @@ function take(event) {
     return touch("flood");
   }
   if (kind === "queue" && second === "jobs") state.jobs.set(event.job.id, event.job), touch("jobs");
-  else if (kind === "queue" && second === "status") (state.total = event.queue), touch("queues");
+  else if (kind === "queue" && second === "status") total(event.queue), touch("queues");
   else if (kind === "queue") state.queues.set(event.queue.queue, event.queue), touch("queues");
   else if (kind === "worker") state.workers.set(event.worker.component, event.worker), touch("workers");
   else if (second === "health") (state.health = event.health), touch("health");
   else if (second === "incidents") state.incidents.set(`${event.incident.node}-${event.incident.id}`, event.incident), touch("incidents");
   if (state.jobs.size > 2000) trim();
+}
+
+function total(queue) {
+  if (state.total?.recent && state.total.recent.at !== queue.recent?.at) state.before = state.total.recent;
+  state.total = queue;
 }
 
 function stream(event) {
