@@ -50,7 +50,7 @@ class Client:
         self._seen = seen  # None: nothing yet, the next take is a snapshot
         self._greeting = greeting
         self._new = True
-        self._quiet = False
+        self._quiet = self._due = False  # nothing said since the last tick; a keep-alive is to be sent
         self.wake = asyncio.Event()
         self.closed = False
 
@@ -66,15 +66,17 @@ class Client:
             data += self._broker.live_frame()
         self._seen, self._new = self._broker.seq, False
         if data:
-            self._quiet = False
-        elif self._quiet:
-            self._quiet, data = False, KEEP_ALIVE
+            self._quiet = self._due = False
+        elif self._due:
+            self._due, data = False, KEEP_ALIVE
         return data
 
     def tick(self) -> None:
         """Called once per keep-alive interval: say something if nothing was said since."""
+        if self._quiet:
+            self._due = True
+            self.wake.set()
         self._quiet = True
-        self.wake.set()
 
     def close(self) -> None:
         self.closed = True
@@ -157,9 +159,11 @@ class Broker:
         return int(number), b""
 
     def leave(self, client: Client) -> None:
-        client.group.clients.discard(client)
-        if not client.group.clients:
-            self._groups.pop(client.group.patterns, None)
+        group = client.group
+        group.clients.discard(client)
+        # Who leaves twice must not take away the group that others have made since.
+        if not group.clients and self._groups.get(group.patterns) is group:
+            del self._groups[group.patterns]
 
     def wanted(self, topic: str) -> bool:
         """Whether anybody follows this topic."""
