@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -70,13 +71,18 @@ class LogFile:
         return [_text(line) for line in found]
 
     def _resume(self, place: str) -> bool:
-        inode, _, offset = place.partition("-")
-        if not (inode.isdigit() and offset.isdigit()):
+        found = re.fullmatch(r"([0-9]{1,20})-([0-9]{1,18})", place)
+        if found is None:
             return False
+        inode, offset = int(found[1]), int(found[2])
         for path in (self._path, self._path.with_suffix(".log.1")):
             self._open(path)
-            if self._file and os.fstat(self._file.fileno()).st_ino == int(inode):
-                self._file.seek(int(offset))
+            if self._file is None:
+                continue
+            known = os.fstat(self._file.fileno())
+            # Behind its end: another file, which got the number of one that was deleted.
+            if known.st_ino == inode and offset <= known.st_size:
+                self._file.seek(offset)
                 return True
         self.close()
         return False
@@ -92,7 +98,7 @@ class LogFile:
                 lines += whole
             if not self._replaced(self._file):
                 break
-            self._open(self._path)
+            self._open(self._next(self._file))
         return [_text(line) for line in lines]
 
     @property
@@ -101,6 +107,19 @@ class LogFile:
         if self._file is None:
             return ""
         return f"{os.fstat(self._file.fileno()).st_ino}-{self._file.tell() - len(self._partial)}"
+
+    def _next(self, file: BinaryIO) -> Path:
+        """The file after this one, which is no longer written to. Where it is not even the one put aside, some are lost."""
+        aside = self._path.with_suffix(".log.1")
+        try:
+            number = aside.stat().st_ino
+        except FileNotFoundError:
+            self.lost = True
+            return self._path
+        if number == os.fstat(file.fileno()).st_ino:
+            return self._path
+        self.lost = True
+        return aside
 
     def _replaced(self, file: BinaryIO) -> bool:
         try:
@@ -135,7 +154,8 @@ def _last(file: BinaryIO, lines: int) -> list[bytes]:
     whole = data[: data.rfind(b"\n") + 1]
     file.seek(start + len(whole))
     found = whole.split(b"\n")[:-1]
-    return (found if start == 0 else found[1:])[-lines:]
+    found = found if start == 0 else found[1:]
+    return found[max(0, len(found) - lines) :]
 
 
 def _text(line: bytes) -> str:
