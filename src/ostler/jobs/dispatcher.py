@@ -107,10 +107,10 @@ class Dispatcher:
             except Exception as error:  # noqa: BLE001
                 log.warning("the last results could not be written (%s); the next start runs those jobs again", error)
 
-    def ring(self) -> None:
-        """Something may be there to claim."""
+    def ring(self, *jobs: int) -> None:
+        """Something may be there to claim; these jobs have changed, and perhaps others."""
         self._bell.set()
-        self._bus.send(JobsTouched((), others=True))
+        self._bus.send(JobsTouched(jobs, others=True))
 
     # ---- the loop
 

@@ -79,11 +79,12 @@ class Watch:
         self._dirty = asyncio.Event()
         self._jobs_dirty: dict[int, None] = {}  # in the order in which they were named
         self._overflow = False  # more changed than is followed
-        self._recheck = False  # any job that is followed may have changed, too
+        self._recheck = False  # any job that has not ended may have changed, too
+        self._everything = False  # … and any that has: somebody may have put it back, or deleted it
         self._store_dirty = True
         self._looked_at_jobs = False
         self._last_id = 0
-        self._version = -1
+        self._version = -1  # of the store, when everything was read last
         self._followed: dict[int, int] = {}  # job -> how soon it may be forgotten, in the order of their last change
         self._rss: dict[str, float] = {}
         self._queues: dict[str, tuple[Any, dict[str, Any]]] = {}  # queue -> what it was made from, and its state
@@ -118,7 +119,7 @@ class Watch:
         alone = not self._broker.clients
         client = self._broker.follow(patterns, last_id)
         if alone:  # nobody followed: whatever happened since was not noted
-            self._store_dirty = self._incidents_dirty = self._recheck = True
+            self._store_dirty = self._incidents_dirty = self._everything = True
         elif not self._looked_at_jobs and client.group.wants("queue:jobs"):
             self._store_dirty = True
         try:
@@ -197,7 +198,7 @@ class Watch:
                 continue
             with contextlib.suppress(StoreBusy):  # that is told elsewhere; the next poll looks again
                 if await self._reader.call(lambda store: store.live.version(), patience=0.0) != self._version:
-                    self._store_dirty = self._recheck = True
+                    self._store_dirty = self._everything = True
             if self._store_dirty:
                 self._dirty.set()
 
@@ -222,10 +223,15 @@ class Watch:
         self._store_dirty = False
         follows_jobs = self._broker.wanted("queue:jobs")
         named, overflow = list(self._jobs_dirty), self._overflow
-        # Of too many changes only the newest were noted: what we show as unfinished may be over by now.
-        stale = [job for job, rank in self._followed.items() if rank != _ENDED] if overflow or self._recheck else []
-        self._jobs_dirty, self._overflow, self._recheck = {}, False, False
         fresh, last = not self._looked_at_jobs, self._last_id
+        everything = self._everything or (fresh and follows_jobs)
+        # Of too many changes only the newest were noted: what we show as unfinished may be over by now.
+        stale = [
+            job
+            for job, rank in self._followed.items()
+            if everything or (rank != _ENDED and (overflow or self._recheck))
+        ]
+        self._jobs_dirty, self._overflow, self._recheck, self._everything = {}, False, False, False
 
         def read(store: Store) -> _Reading:
             live = store.live
@@ -253,14 +259,19 @@ class Watch:
         except Exception:
             self._store_dirty = self._recheck = True
             self._overflow |= overflow
+            self._everything |= everything
             self._jobs_dirty = {**dict.fromkeys(named), **self._jobs_dirty}
             raise
-        self._version = found.version
+        if everything:
+            self._version = found.version
         self._queue_states(found)
         if follows_jobs:
             # What came and went while nobody looked, or faster than we look, cannot be told one by one.
             overflow |= found.last_id - last > _CHANGES or (fresh and last > 0)
             self._looked_at_jobs, self._last_id = True, found.last_id
+            for job in {*stale} - {job["id"] for job in found.jobs}:  # deleted
+                self._followed.pop(job, None)
+                self._broker.forget("queue:jobs", str(job))
             self._job_states(found.jobs, overflow=overflow)
         else:
             self._looked_at_jobs = False  # whoever wants them next begins anew

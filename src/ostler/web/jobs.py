@@ -138,7 +138,7 @@ def router(context: Context) -> APIRouter:
         )
         if found == JobStatus.PROCESSING:
             context.dispatcher.cancel(job)
-        context.dispatcher.ring()
+        context.dispatcher.ring(job)
         return JSONResponse(view)
 
     @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")
@@ -146,7 +146,7 @@ def router(context: Context) -> APIRouter:
         await context.writer.call(
             lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience
         )
-        context.dispatcher.ring()
+        context.dispatcher.ring(job)
         return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
 
     return routes
