@@ -47,6 +47,8 @@ from ostler.web.metrics import Metrics
 
 log = logging.getLogger("ostler")
 
+_UNSENT = 131_072  # bytes that the kernel holds of what a client has not taken
+
 
 class Node:
     """One running `ostler up`: a supervisor, a dispatcher and a gateway on one host."""
@@ -343,6 +345,8 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
     kind = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(kind, socket.SOCK_STREAM) as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # What a client has not taken stays with us, where it can be replaced by newer, not as megabytes in the kernel.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
         try:
             sock.bind((host.strip("[]"), port))
             sock.listen(1024)
