@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from enum import StrEnum
@@ -21,6 +22,8 @@ from ostler.live.tails import LogFile, Tails
 from ostler.store import now_ms
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
+
+log = logging.getLogger("ostler.web")
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
@@ -58,6 +61,10 @@ class EventStream(StreamingResponse):
                 if left.done():
                     return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
+        except (
+            asyncio.CancelledError
+        ):  # the node has stopped, and this client does not read: there is no more to be done for it
+            log.debug("a stream was cut off: its client did not read")
         finally:
             left.cancel()
             self._gone()
