@@ -8,6 +8,7 @@ import fcntl
 import json
 import logging
 import os
+import resource
 import secrets
 import signal
 import socket
@@ -47,6 +48,7 @@ from ostler.web.metrics import Metrics
 
 log = logging.getLogger("ostler")
 
+_FILES = 65_536  # files that a node may have open, where it is allowed to
 _UNSENT = 131_072  # bytes that the kernel holds of what a client has not taken
 
 
@@ -246,6 +248,7 @@ class Node:
 def serve(settings: Settings, app: Ostler, target: str) -> None:
     """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
     _logging(settings.log_level)
+    _allow_files()
     sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
 
     async def main() -> None:
@@ -257,6 +260,15 @@ def serve(settings: Settings, app: Ostler, target: str) -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
+
+
+def _allow_files() -> None:
+    """Each client is an open file. The usual soft limit (1024) is for programs that use select(); the hard one is meant to be used."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):  # then as many as there are
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

@@ -16,6 +16,7 @@ import secrets
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections import deque
@@ -32,6 +33,10 @@ log = logging.getLogger("ostler.lifecycle")
 # A worker that prints `\x1e<token> <number>` as a line says whose output follows. In the output itself, so that it is in order;
 # with a token of its own (OSTLER_LABEL), so that nothing which a job prints can be taken for it.
 LABEL = "OSTLER_LABEL"
+
+# As the node was started. It raises its own limit for its many clients; what it starts gets this one back: programs that use
+# select(), or close all that could be open, count on it.
+_FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 _LOG_LINES = 40
 _LINE_LENGTH = 2000
@@ -101,6 +106,10 @@ class Process:
         self._socket: socket.socket | None = None
         self._popen = self._spawn(launch)
         self.pid = self._popen.pid
+        if sys.platform == "linux":
+            # After the start, from here: code of ours between fork and exec would cost a slower fork of the whole node.
+            with contextlib.suppress(OSError):  # it has ended already
+                resource.prlimit(self.pid, resource.RLIMIT_NOFILE, _FILES)
         self.started = family.start_time(self.pid)
         try:
             self._watch()
