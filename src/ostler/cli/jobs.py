@@ -243,6 +243,7 @@ def cancel(jobs: tuple[int, ...], data: str | None, store: str | None, file: Pat
             if given
             else {j: opened.jobs.cancel(j, now_ms()) for j in jobs}
         )
+        ring(opened.db.path.parent)  # for those who watch
     for job, status in found.items():
         if status == "processing" and client.node_url(known):
             with contextlib.suppress(Conflict):  # it has ended meanwhile
