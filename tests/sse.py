@@ -39,7 +39,7 @@ class Stream:
         self.events: list[dict[str, Any]] = []
         self.state: dict[tuple[str, Any], dict[str, Any]] = {}
         self.comments = self.size = 0
-        self.ended = False
+        self.ended = self.complete = False  # complete: with the last chunk, not cut off
         self.last_id: str | None = None
         self._body = b""
         head = self._head()
@@ -85,7 +85,7 @@ class Stream:
                 break
             self._body += rest[:length]
             self._raw = rest[length + 2 :]
-            self.ended = length == 0
+            self.ended = self.complete = length == 0
         *frames, self._body = self._body.split(b"\n\n")
         for frame in frames:
             self._take(frame.decode())

@@ -167,18 +167,32 @@ def test_a_failed_job_shows_its_error_and_an_incident(node: Node, follow) -> Non
     assert kept[0]["subject"] == "task:gives_up:VALIDATION"
 
 
-def test_what_another_process_cancels_is_seen(make_node, follow) -> None:
-    busy = make_node("--pool", "work=0", "--pool", "other=0", ready=False)
+@pytest.mark.parametrize("poll", ["600", "0.1"])
+def test_what_another_process_cancels_is_seen(make_node, follow, poll: str) -> None:
+    busy = make_node("--pool", "work=0", "--pool", "other=0", ready=False, OSTLER_POLL_INTERVAL=poll)
     stream = follow("queue:jobs,queue:work:status", of=busy).live()
     first, second, third = elsewhere(busy, "noop", 3)
     stream.wait(lambda: stream.of("queue:work:status")["pending"] == 3, "three to wait")
-    cli(busy, "cancel", str(first))
+    if poll == "600":
+        cli(busy, "cancel", str(first), str(second))  # which rings
+    else:
+        with Store.open("", busy.folder) as store:  # nobody rings: the poll finds it
+            store.jobs.cancel(first, now_ms())
+            store.jobs.cancel(second, now_ms())
     stream.wait_job(first, "cancelled")
-    with Store.open("", busy.folder) as store:
-        store.jobs.cancel(second, now_ms())  # and nobody rings: the poll finds it
     stream.wait_job(second, "cancelled")
     stream.wait(lambda: stream.of("queue:work:status")["pending"] == 1, "the queue to count them")
     assert stream.job(third)["status"] == "queued"
+
+
+def test_more_new_jobs_than_are_told_one_by_one_are_told_as_such(make_node, follow) -> None:
+    still = make_node("--pool", "work=0", "--pool", "other=0", ready=False)
+    stream = follow("queue:jobs,queue:work:status", of=still).live()
+    ids = elsewhere(still, "noop", 250)
+    stream.wait(lambda: any(e["topic"] == "queue:jobs" and e["type"] == "resync" for e in stream.events), "the resync")
+    stream.wait(lambda: stream.of("queue:work:status")["pending"] == 250, "the queue to count them")
+    assert set(stream.jobs()) <= set(ids[-100:])
+    assert stream.job(ids[-1])["status"] == "queued"
 
 
 @pytest.mark.parametrize("how", ["API", "CLI", "store"])
@@ -257,6 +271,15 @@ def test_a_worker_that_is_given_up_makes_the_health_an_error(make_node, follow) 
     stream.wait(lambda: stream.of("system:health")["status"] == "error", "the health to tell")
     assert "worker:work:0 is failed: it crashed too often" in stream.of("system:health")["errors"][0]
     stream.wait(lambda: any(t.startswith("worker:work:0 is failed: ") for t in stream.incidents()), "the incident")
+
+
+def test_a_pause_is_seen_at_once_and_not_only_by_the_poll(make_node, follow) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=1", OSTLER_POLL_INTERVAL="600", OSTLER_HEARTBEAT_INTERVAL="5")
+    stream = follow("queue:*:status", of=node).live()
+    for verb, paused in (("pause", True), ("resume", False)):
+        node.post(f"/api/v1/pools/work/{verb}")
+        stream.wait(lambda paused=paused: stream.of("queue:work:status")["paused"] is paused, f"the {verb}")
+    assert stream.of("queue:other:status")["paused"] is False
 
 
 def test_a_pause_is_seen_whoever_made_it(node: Node, follow) -> None:
@@ -406,11 +429,10 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_gets_the_newest_state(m
 def test_after_a_flood_and_silence_a_new_client_sees_no_job_running(make_node, follow) -> None:
     node = make_node("--pool", "work=2", "--pool", "other=0")
     watcher = follow("queue:jobs,queue:work:status", of=node).live()
-    count = 0
-    for _ in range(10):
-        elsewhere(node, "noop", 500)
-        count += 500
-        watcher.wait(lambda: watcher.of("queue:work:status")["completed"] >= count - 400, "the flood to go on")
+    count = 8000
+    node.post("/api/v1/workers/pause")
+    elsewhere(node, "noop", count)
+    node.post("/api/v1/workers/resume")
     watcher.wait(lambda: watcher.of("queue:work:status")["completed"] == count, "the flood to end")
     newcomer = follow("queue:jobs,queue:work:status", of=node).live()
     newcomer.wait(lambda: newcomer.of("queue:work:status")["running"] == 0, "nothing to run")
@@ -481,18 +503,27 @@ def test_more_streams_than_allowed_are_refused_with_a_sentence_until_one_leaves(
         until(again, "a place to be free")
 
 
-def test_a_node_with_open_streams_stops_at_once_and_well(make_node, follow) -> None:
+def test_a_node_with_open_streams_stops_and_ends_them_properly(make_node, follow) -> None:
     node = make_node("--pool", "work=1", "--pool", "other=1")
-    reading = [follow(of=node).live() for _ in range(5)]
+    streams = [follow(of=node).live() for _ in range(5)]
     tail = follow(of=node, path="/api/v1/workers/worker:other:0/logs/follow")
-    deaf = follow("queue:jobs", of=node, buffer=4096)
-    for n in range(10):  # more than it takes without reading
-        elsewhere(node, "other", 300, say="x" * 190)
-        reading[0].wait(lambda n=n: reading[0].of("queue:other:status")["completed"] == 300 * (n + 1), "the jobs")
+    tail.wait(lambda: tail.events, "the log")
     node.signal(signal.SIGTERM)
-    assert node.wait(20) == 0
-    for stream in (*reading, tail):
+    assert node.wait() == 0
+    for stream in (*streams, tail):
         until(lambda s=stream: s.ended or (s.pump(0.1), s.ended)[1], "the stream to end")
+        assert stream.complete
+    assert "ERROR" not in node.log()  # nothing had to be cut off
+
+
+def test_a_client_that_does_not_read_does_not_keep_the_node_from_stopping(make_node, follow) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=1")
+    reading, deaf = follow(of=node).live(), follow("queue:jobs", of=node, buffer=4096)
+    for n in range(5):  # more than it takes without reading
+        elsewhere(node, "other", 300, say="x" * 190)
+        reading.wait(lambda n=n: reading.of("queue:other:status")["completed"] == 300 * (n + 1), "the jobs")
+    node.signal(signal.SIGTERM)
+    assert node.wait() == 0
     assert "Traceback" not in node.log()
     deaf.close()
 
