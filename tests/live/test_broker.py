@@ -284,6 +284,16 @@ def test_missed_again_is_told_again(stage: Stage) -> None:
 # ---- keep-alive, leaving, the end
 
 
+def test_waiting_for_a_slow_client_is_not_taken_for_work(stage: Stage) -> None:
+    for _ in range(100):
+        stage.broker.sent(0.0001)
+    assert stage.broker.spent == pytest.approx(0.01)
+    stage.broker.sent(30.0)
+    assert stage.broker.spent < 0.02
+    stage.broker.flush()
+    assert stage.broker.spent == 0.0
+
+
 def test_a_keep_alive_is_sent_only_when_nothing_was_said(stage: Stage) -> None:
     client = stage.follow("queue:jobs")
     client.take()

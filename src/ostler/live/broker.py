@@ -16,6 +16,7 @@ from ostler.live import states, topics
 from ostler.live.topics import Pattern
 from ostler.store import now_ms
 
+_SENDING = 0.001  # seconds: the most that sending to one client is taken to cost
 KEEP_ALIVE = b": keep-alive\n\n"
 
 
@@ -135,6 +136,10 @@ class Broker:
                 client.wake.set()
             count += len(group.clients)
         return count
+
+    def sent(self, took: float) -> None:
+        """A client was sent something. What took long was no work but waiting for a slow one, which must not pace the others."""
+        self.spent += min(took, _SENDING)
 
     # ---- those who follow
 

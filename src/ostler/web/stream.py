@@ -111,7 +111,7 @@ def router(context: Context) -> APIRouter:
             began = time.perf_counter()
             if data := client.take():
                 yield data
-                broker.spent += time.perf_counter() - began
+                broker.sent(time.perf_counter() - began)
             else:
                 await client.wake.wait()
 
