@@ -144,7 +144,7 @@ class Node:
             supervisor.mark_serving()
             held.enter_context(_address(folder, self.url))
             log.info(
-                "node %s is up: %s, data in %s, workers: %d, pools: %d",
+                "node %s is up: dashboard and API at %s, data in %s, workers: %d, pools: %d",
                 settings.node,
                 self.url,
                 folder,

@@ -47,16 +47,16 @@ def demo(data: str, port: int) -> None:
     with _node(folder, port, videos) as node:
         _make_videos(videos)
         url = _until(lambda: client.node_url(known), node, "the node to start")
-        print(f"a node is up: {url} (API docs at {url}/docs), data in {folder}/, log in {folder}/node.log\n")
+        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
         _until(lambda: _healthy(known), node, "its workers")
         wanted = [{"source": str(videos / f"sample{n}.mp4"), "start": start, "end": end} for n, start, end in _CUTS]
         jobs = [client.request(known, "POST", "/api/v1/clips", cut)["id"] for cut in wanted]
         killed = _follow(known, jobs, node)
         _summary(known, jobs, killed, folder)
         if sys.stdout.isatty():
-            print(f"\nThe node stays up at {url} until Ctrl-C. Try in another terminal:")
+            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or try in another terminal:")
             again = f"enqueue clip source={videos}/sample2.mp4 start=3 end=15 --watch"
-            for line in ("workers", "jobs", again, "health"):
+            for line in ("top", "events", again, "jobs"):
                 print(f"  {_own_name()} {line} --data {folder}")
             with contextlib.suppress(KeyboardInterrupt):
                 node.wait()

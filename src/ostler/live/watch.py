@@ -207,6 +207,8 @@ class Watch:
     async def _look(self) -> None:
         async with self._looking:
             self._dirty.clear()
+            if not self._broker.clients:
+                return  # the last one has just left; the next begins with a look
             if self._store_dirty:
                 try:
                     await self._read()

@@ -61,9 +61,8 @@ class EventStream(StreamingResponse):
                 if left.done():
                     return
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-        except (
-            asyncio.CancelledError
-        ):  # the node has stopped, and this client does not read: there is no more to be done for it
+        except asyncio.CancelledError:
+            # The node has stopped, and this client does not read: no more can be done for it.
             log.debug("a stream was cut off: its client did not read")
         finally:
             left.cancel()
