@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
 from ostler.config import Settings
-from ostler.errors import ConfigError, Conflict, InputError, NotFound, StoreBusy
+from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy
 from ostler.lifecycle import family
 from ostler.store import Store, database_path
 
@@ -23,31 +25,46 @@ def node_url(settings: Settings) -> str | None:
     return str(found["url"]) if family.is_alive(found.get("pid"), found.get("started")) else None
 
 
-def request(settings: Settings, method: str, path: str, body: Any = None) -> Any:
-    """One request to the running node; its errors come back as ours."""
+class NoNode(ConfigError):
+    """No node runs on the data directory."""
+
+
+@contextlib.contextmanager
+def reply(
+    settings: Settings, method: str, path: str, body: Any = None, *, patience: float = 60
+) -> Iterator[http.client.HTTPResponse]:
+    """The running node's reply, still to be read; its errors, and those of reading it, come back as ours."""
     url = node_url(settings)
     if url is None:
-        raise ConfigError(
+        raise NoNode(
             f"no node runs on {settings.data_dir}; start one with 'ostler up', or name its directory with --data"
         )
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=60)
+    connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=patience)
     headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
-        answer = json.loads(response.read() or b"null")
+        if response.status >= 400:
+            raise _refusal(url, response.status, json.loads(response.read()))
+        yield response
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise StoreBusy(f"the node at {url} did not answer ({error}); try again, or look at its log") from error
     finally:
         connection.close()
-    if response.status >= 400:
-        refusal = answer["error"]
-        if response.status == 401:
-            raise ConfigError(f"the node at {url} asks for a token: set OSTLER_TOKEN")
-        kind = {404: NotFound, 409: Conflict, 503: StoreBusy}.get(response.status, InputError)
-        raise kind(refusal["message"])
-    return answer
+
+
+def _refusal(url: str, status: int, answer: Any) -> OstlerError:
+    if status == 401:
+        return ConfigError(f"the node at {url} asks for a token: set OSTLER_TOKEN")
+    kind = {404: NotFound, 409: Conflict, 503: StoreBusy}.get(status, InputError)
+    return kind(answer["error"]["message"])
+
+
+def request(settings: Settings, method: str, path: str, body: Any = None) -> Any:
+    """One request to the running node, and what it answers."""
+    with reply(settings, method, path, body) as response:
+        return json.loads(response.read() or b"null")
 
 
 def open_store(settings: Settings) -> Store:
