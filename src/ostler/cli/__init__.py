@@ -28,6 +28,8 @@ _COMMANDS = {
     "reset": "workers",
     "kill": "workers",
     "logs": "logs",
+    "events": "events",
+    "top": "top",
     "schedules": "jobs",
 }
 

@@ -1,0 +1,136 @@
+"""What an event says, in words: the object, and what is different from before. Pure."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.text import Text
+
+from ostler.cli import show
+
+State = Mapping[str, Any]
+_REASONS = {
+    "oom": "out of memory",
+    "killed": "killed by an operator",
+    "silence": "no sign of life",
+    "exit-loop": "ended again and again",
+    "stopped": "as asked",
+}
+LEVELS = {"error": "bold red", "warning": "yellow"}
+
+
+def clean(text: object) -> str:
+    """One line without control characters: what users wrote moves no cursor."""
+    return "".join(c if c.isprintable() else " " for c in str(text))
+
+
+def clock(at: int) -> str:
+    """The local time of day."""
+    return time.strftime("%H:%M:%S", time.localtime(at / 1000))
+
+
+def key(body: State) -> str:
+    """Which object an event is about."""
+    one = body.get("job") or body.get("incident") or {}
+    return (
+        f"{body['topic']}#{one.get('node')}#{one['id']}" if "incident" in body else f"{body['topic']}#{one.get('id')}"
+    )
+
+
+def line(body: State, before: State | None) -> Text:
+    """An event in one line; `before` is the last one about the same object."""
+    subject, said = _said(body, before)
+    when = Text(f"{clock(body['timestamp'])} ", style="dim")
+    return Text.assemble(when, Text(f"{clean(subject):<20} ", style="bold"), said)
+
+
+def _said(body: State, before: State | None) -> tuple[str, Text]:
+    match body:
+        case {"topic": "stream", "type": "resync", "stream": {"reason": reason}}:
+            return "stream", Text(f"{clean(reason)}: the whole state follows")
+        case {"type": "resync", "topic": topic, "stream": {"reason": reason}}:
+            return str(topic), Text(clean(reason))
+        case {"type": "live", "stream": {"node": node}}:
+            return "stream", Text(f"this is the state of {clean(node)}; changes follow")
+        case {"worker": state}:
+            return state["component"], worker(state, before and before["worker"])
+        case {"job": state}:
+            return f"job {state['id']} {state['task']}", job(state, before and before["job"])
+        case {"queue": state}:
+            return f"queue {state['queue']}" if state["queue"] else "all queues", Text(queue(state))
+        case {"health": state}:
+            return "health", health(state, before and before["health"])
+        case {"incident": state}:
+            return "incident", incident(state)
+        case _:
+            state = {k: v for k, v in body.items() if k not in ("topic", "type", "timestamp")}
+            return str(body["topic"]), Text(clean(json.dumps(state)))
+
+
+def _move(status: str, before: State | None) -> Text:
+    """healthy → stopped"""
+    if before is None or before["status"] == status:
+        return show.state(status)
+    return Text.assemble(show.state(before["status"]), " → ", show.state(status))
+
+
+def ended(last: State) -> str:
+    """How a worker's last process ended."""
+    if last["reason"] == "signal":
+        return f"killed by {last['signal']}"
+    if last["reason"] == "exit":
+        return f"exit code {last['code']}"
+    return _REASONS.get(last["reason"], str(last["reason"]).replace("-", " "))
+
+
+def worker(now: State, before: State | None) -> Text:
+    was: State = before or {"paused": False, "current_job": None, "last_exit": None}
+    changed = {name for name in now if was.get(name) != now[name]}
+    parts: list[Text] = []
+    if "status" in changed:
+        why = now["last_exit"] if "last_exit" in changed and (before or now["status"] != "healthy") else None
+        parts.append(Text.assemble(_move(now["status"], before), f" ({ended(why)})" if why else ""))
+    if "pid" in changed and now["pid"]:
+        parts.append(Text(f"pid {now['pid']}"))
+    if "paused" in changed:
+        parts.append(Text("paused" if now["paused"] else "resumed"))
+    if "current_job" in changed:
+        parts.append(Text(f"at job {now['current_job']} {clean(now['task'])}" if now["current_job"] else "idle"))
+    if "rss_mb" in changed and now["rss_mb"]:
+        parts.append(Text(f"{now['rss_mb']:.0f} MB"))
+    return Text(", ").join(parts or [show.state(now["status"])])
+
+
+def job(now: State, before: State | None) -> Text:
+    status, error = now["status"], now["error"]
+    said = _move(status, before)
+    if status == "processing":
+        if now["progress"] is not None:
+            said.append(f" {now['progress']:.0f} % {clean(now['stage'] or '')}".rstrip())
+        if now["worker"] and (before is None or before["worker"] != now["worker"]):
+            said.append(f" on {now['worker']}")
+    elif status == "done" and now["started_at"]:
+        said.append(f" after {show.span((now['finished_at'] - now['started_at']) / 1000)}")
+    elif error and status in ("failed", "queued"):
+        said.append(clean(f" ({error['code']}: {error['message']})"))
+    return said
+
+
+def queue(now: State) -> str:
+    parts = [f"{now['pending']:,} waiting", f"{now['running']:,} running", f"{now['completed']:,} done"]
+    parts += [f"{now[name]:,} {name}" for name in ("scheduled", "failed") if now[name]]
+    if now["eta"]:
+        parts.append(f"empty in {show.span(now['eta'])}")
+    return ", ".join(parts) + (" (paused)" if now["paused"] else "")
+
+
+def health(now: State, before: State | None) -> Text:
+    said = _move(now["status"], before)
+    return said.append(clean(": " + "; ".join(now["errors"]))) if now["errors"] else said
+
+
+def incident(now: State) -> Text:
+    return Text(clean(now["text"]), style=LEVELS.get(now["level"], ""))
