@@ -119,6 +119,23 @@ def test_a_flood_is_forgotten_but_what_still_runs_is_not(store: Store) -> None:
     on_stage(store, play)
 
 
+def test_one_that_ends_behind_a_long_backlog_is_told_and_no_resync(store: Store) -> None:
+    async def play(scene: Scene) -> None:
+        client = await scene.follow()
+        for _ in range(8):  # more than are followed, none of which runs
+            scene.put(50)
+            await scene.look()
+            client.take()
+        for _ in range(5):
+            (claim,) = scene.claim(1)
+            scene.finish(claim)
+            await scene.look()
+            said = read(client.take())
+            assert [(e["type"], e["job"]["id"], e["job"]["status"]) for e in said] == [("job_update", claim.id, "done")]
+
+    on_stage(store, play)
+
+
 def test_what_others_wrote_is_found_by_the_ring_and_the_poll(store: Store) -> None:
     async def play(scene: Scene) -> None:
         await scene.follow()

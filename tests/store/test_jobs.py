@@ -17,7 +17,8 @@ from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 
 def put(store: Store, count: int = 1, **more) -> list[int]:
     return store.jobs.enqueue(
-        [NewJob("t", more.pop("queue", "q"), more.pop("args", "{}"), **more) for _ in range(count)], more.pop("now", 1000)
+        [NewJob("t", more.pop("queue", "q"), more.pop("args", "{}"), **more) for _ in range(count)],
+        more.pop("now", 1000),
     )
 
 

@@ -287,8 +287,13 @@ class Watch:
             open_rank = _RUNNING if job["status"] == "processing" else _WAITING
             self._followed[job["id"]] = open_rank if job["finished_at"] is None else _ENDED
         spare = len(self._followed) - _JOBS
-        if spare > 0:  # the oldest change before the newer
-            for old in sorted(self._followed, key=self._followed.__getitem__)[:spare]:
+        if spare > 0:
+            # What was published just now last of all: nobody has been sent it yet. Else the oldest change before the newer.
+            now = {job["id"] for job in jobs}
+            first = sorted(
+                self._followed, key=lambda job: (self._followed[job] == _RUNNING, job in now, self._followed[job])
+            )
+            for old in first[:spare]:
                 del self._followed[old]
                 self._broker.forget("queue:jobs", str(old))
         self._flooded = overflow
