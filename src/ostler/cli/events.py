@@ -37,9 +37,8 @@ def events(
         for event in follow(known, topics, last, again=not once, lost=_lost):
             if event is not None:
                 tell(event)
-            # A resumed stream has no snapshot, whose end could be seen: its first sign of life tells that all was said.
-            if once and (event.is_live if event else last):
-                return
+                if once and event.is_live:
+                    return
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     except BrokenPipeError:
