@@ -162,7 +162,7 @@ def test_events_go_on_after_a_given_id(node: Node, follower) -> None:
     resumed.wait_event(
         "the job's end", lambda e: e["topic"] == "queue:jobs" and e["job"]["id"] == job and e["job"]["status"] == "done"
     )
-    assert not [e for e in resumed.events() if e["type"] == "resync" or "other" in e["topic"]]
+    assert not [e for e in resumed.events() if e["type"] == "resync"]
     unknown = ostler(*asked, "--once", "--last", "nonsense-1")
     assert [json.loads(line)["type"] for line in unknown.stdout.splitlines()][0] == "resync"
 
