@@ -36,6 +36,7 @@ format: setup
 
 bench: setup
 	$(BIN)/python benchmarks/jobs.py
+	$(BIN)/python benchmarks/live.py
 
 soak: setup
 	$(BIN)/python -m pytest -m soak
