@@ -141,6 +141,13 @@ def test_clients_of_the_same_patterns_get_the_same_bytes_made_once(stage: Stage)
     assert len(stage.broker._groups) == 1
 
 
+def test_what_was_made_for_one_alone_is_not_kept(stage: Stage) -> None:
+    alone = stage.follow("queue:jobs")
+    stage.job(1, "queued")
+    assert brief(alone.take()) == [job("queued"), LIVE]
+    assert alone.group.made == (-1, -1, b"")
+
+
 def test_clients_of_one_group_at_different_places_each_get_their_own(stage: Stage) -> None:
     here, there = stage.follow("queue:jobs"), stage.follow("queue:jobs")
     here.take(), there.take()

@@ -12,6 +12,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.harness import Node, until
+from tests.live.test_stream import elsewhere
+from tests.sse import Stream
 
 CLIENTS = 1000
 PATIENCE = 40.0
@@ -107,3 +109,17 @@ def test_workers_get_the_limit_of_open_files_that_the_node_was_started_with(make
     (pid,) = [w["pid"] for w in node.workers() if w["pid"]]
     assert resource.prlimit(node.pid, resource.RLIMIT_NOFILE) == (min(hard, 65_536), hard)
     assert resource.prlimit(pid, resource.RLIMIT_NOFILE) == (1024, hard)
+
+
+def test_clients_that_do_not_read_cost_little_memory(make_node) -> None:
+    """One that reads decides when enough was said to fill whatever lies between the node and those that do not."""
+    node = make_node("--pool", "work=1", "--pool", "other=1")
+    with soft_limit(2000), Stream(node.url).live() as reading, contextlib.ExitStack() as opened:
+        before = rss_mb(node)
+        for _ in range(300):
+            opened.enter_context(Stream(node.url, buffer=4096))
+        for n in range(1, 9):
+            elsewhere(node, "other", 300, say="x" * 190)
+            reading.wait(lambda n=n: reading.of("queue:other:status")["completed"] == 300 * n, "the jobs")
+        assert rss_mb(node) < before + 95  # with whole copies for each of them it was 136 and more
+        assert len(reading.events) > 1000

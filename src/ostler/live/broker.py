@@ -205,7 +205,8 @@ class Broker:
             if group.wants(entry.topic) and not (entry.passing and since == 0):
                 found.append(entry.frame)
         made = b"".join(reversed(found))
-        group.made = (since, self.seq, made)
+        # Kept for the others of the group; where there are none, a thousand groups would each keep theirs for nothing.
+        group.made = (since, self.seq, made) if len(group.clients) > 1 else (-1, -1, b"")
         return made
 
     def has_forgotten(self, group: Group, since: int) -> bool:

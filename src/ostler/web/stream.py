@@ -28,6 +28,7 @@ log = logging.getLogger("ostler.web")
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
 _RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
+_SLICE = 32_768  # bytes that are handed to a connection at once
 _BREATH = 0.1  # between two reads of a log that grows
 
 
@@ -108,10 +109,13 @@ def router(context: Context) -> APIRouter:
         yield _RETRY
         while not client.closed:
             began = time.perf_counter()
-            if data := client.take():
-                yield data
+            data = client.take()
+            # In slices: what waits for one slow client is a small copy, and the rest is the one that its group shares.
+            for start in range(0, len(data), _SLICE):
+                yield data[start : start + _SLICE]
                 broker.sent(time.perf_counter() - began)
-            else:
+                began = time.perf_counter()
+            if not data:
                 await client.wake.wait()
 
     @routes.get("/workers/{component}/logs/follow", summary="A worker's output as it comes (SSE)", **_SSE)
