@@ -43,6 +43,7 @@ from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.sweep import recover_dead_nodes
 from ostler.web.app import build
+from ostler.web.connections import Connection
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
 
@@ -287,6 +288,7 @@ class _Web(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 app,
+                http=Connection,
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
