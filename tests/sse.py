@@ -12,6 +12,11 @@ from urllib.parse import quote, urlsplit
 from tests.harness import PATIENCE
 
 
+class _Fields(dict[str, Any]):
+    def __missing__(self, name: str) -> None:
+        return None
+
+
 class Stream:
     """One open stream. `events` is all that came; `state` the newest of each object; `comments` the keep-alives."""
 
@@ -143,7 +148,8 @@ class Stream:
         return self.state.get(("queue:jobs", job), {})
 
     def of(self, topic: str) -> dict[str, Any]:
-        return self.state.get((topic, None), {})
+        """The object; each of its fields is None while it is not known, as in the middle of a resync."""
+        return _Fields(self.state.get((topic, None), {}))
 
     def jobs(self) -> dict[int, str]:
         return {key: value["status"] for (topic, key), value in self.state.items() if topic == "queue:jobs"}

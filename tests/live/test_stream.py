@@ -160,7 +160,7 @@ def test_a_failed_job_shows_its_error_and_an_incident(node: Node, follow) -> Non
     stream.wait(
         lambda: any(f"job {job} (gives_up) failed: VALIDATION" in t for t in stream.incidents()), "the incident"
     )
-    stream.wait(lambda: stream.of("queue:work:status")["failed"] >= 1, "the queue to count it")
+    stream.wait(lambda: (stream.of("queue:work:status")["failed"] or 0) >= 1, "the queue to count it")
     kept = until(
         lambda: [i for i in node.get("/api/v1/incidents")[1]["incidents"] if i["job"] == job], "the store to keep it"
     )
