@@ -65,9 +65,8 @@ class EventStream(StreamingResponse):
         except asyncio.CancelledError:
             # The node has stopped, and this client does not read: no more can be done for it.
             log.debug("a stream was cut off: its client did not read")
-        except (
-            RuntimeError
-        ) as error:  # uvloop: the write before this one found the client gone, and nobody was told yet
+        except RuntimeError as error:
+            # uvloop: the write before this one found the client gone, and nobody was told yet.
             if "handler is closed" not in str(error):
                 raise
         finally:
