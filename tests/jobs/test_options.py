@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ostler import BadArguments, ConfigError, Ostler
 from ostler.jobs.producer import prepare
+from ostler.jobs.signature import describe
 
 TASK = {
     "name": "t",
@@ -113,3 +116,20 @@ def test_chains_and_callbacks_take_single_steps() -> None:
         app.batch([task.s()], then=task.s().then(task.s()))
     with pytest.raises(BadArguments, match="run_at is a fixed time"):
         task.s().then(task.options(run_at=5).s()).prepared()
+
+
+def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
+    def cut(job, source: str, user: str = "me", size: tuple = (1, 2), where: object = object) -> None: ...
+
+    task = {**TASK, "parameters": describe(cut)}
+
+    def keys(policy: dict, **args: object) -> tuple[str | None, str | None]:
+        found = prepare({"t": {**task, "policy": policy}}, "t", args, 1000)
+        assert json.loads(found.args) == args  # stored as given: a default that the code changes counts then
+        return found.unique_key, found.limit_key
+
+    everything, per_user = {"unique": True}, {"at_once": 2, "per": "user"}
+    assert keys(everything, source="a") == keys(everything, source="a", user="me", size=[1, 2])
+    assert keys(everything, source="a") != keys(everything, source="a", user="you")
+    assert keys(per_user, source="a") == keys(per_user, source="b", user="me")
+    assert keys(per_user, source="a") != keys(per_user, source="b", user="you")

@@ -52,7 +52,7 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         encoded,
         run_at=options.get("run_at"),
         **chosen,
-        **_policy(task, declared, args, options),
+        **_policy(task, declared, signature.whole(declared["parameters"], args), options),
     )
 
 

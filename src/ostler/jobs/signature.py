@@ -15,7 +15,9 @@ from typing import Any
 
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 
-Parameters = list[dict[str, Any]]  # name, type, required; or {"name": "**"} for a task that takes anything
+Parameters = list[
+    dict[str, Any]
+]  # name, type, required, default where it is JSON; or {"name": "**"} for a task that takes anything
 
 
 def describe(function: Callable[..., Any]) -> Parameters:
@@ -45,7 +47,10 @@ def describe(function: Callable[..., Any]) -> Parameters:
             found.append({"name": "**"})
         else:
             required = parameter.default is inspect.Parameter.empty
-            found.append({"name": parameter.name, "type": _type(hints.get(parameter.name, Any)), "required": required})
+            known = {"name": parameter.name, "type": _type(hints.get(parameter.name, Any)), "required": required}
+            if not required and _is_json(parameter.default):
+                known["default"] = parameter.default
+            found.append(known)
     return found
 
 
@@ -121,6 +126,19 @@ def words(kind: Any) -> str:
             return f"dict of {words(item)}"
         case _:
             return str(kind)
+
+
+def whole(parameters: Parameters, args: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments as the function will see them, defaults among them: what is spelled out and what is left out is the same job."""
+    return {**{p["name"]: p["default"] for p in parameters if "default" in p}, **args}
+
+
+def _is_json(value: Any) -> bool:
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return True
 
 
 def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
