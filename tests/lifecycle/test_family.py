@@ -50,6 +50,28 @@ def test_a_family_is_found_and_ended_whatever_it_did_to_hide() -> None:
             process.stdout.close()
 
 
+def test_one_without_mark_and_parent_is_found_by_the_session_of_its_worker() -> None:
+    token = secrets.token_hex(4)
+    code = "import subprocess, time; subprocess.run(['/bin/sh', '-c', 'sleep 300 >/dev/null 2>&1 & echo $!'], env={}); time.sleep(300)"
+    root = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, family.VARIABLE: f"{token}/worker:a:0/1/"},
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert root.stdout is not None
+    orphan = int(root.stdout.readline())
+    try:
+        until(lambda: family.members(f"{token}/") == {root.pid, orphan}, "both to be found by the mark alone")
+        family.kill(f"{token}/")
+        until(lambda: gone(orphan), "the orphan to be gone")
+    finally:
+        root.kill()
+        root.wait()
+        root.stdout.close()
+
+
 def test_a_guard_ends_all_families_when_its_node_goes() -> None:
     token = secrets.token_hex(4)
     root, kids = _tree(f"{token}/worker:a:0/1/")

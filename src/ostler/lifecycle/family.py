@@ -88,8 +88,10 @@ def mark_of(pid: int) -> str | None:
 def members(prefix: str, roots: Iterable[int] = ()) -> set[int]:
     """All living processes whose mark starts with `prefix`, the `roots`, what is in their sessions, and the descendants of all of them."""
     seen = [p for p in processes() if not p.zombie]
-    roots = set(roots)
-    found = {p.pid for p in seen if p.pid in roots or p.session in roots or (mark_of(p.pid) or "").startswith(prefix)}
+    found = {p.pid for p in seen if (mark_of(p.pid) or "").startswith(prefix)}
+    # All of a session came out of its leader, also what has lost its mark and its parent.
+    roots = {*roots, *(p.pid for p in seen if p.pid in found and p.session == p.pid)}
+    found |= {p.pid for p in seen if p.pid in roots or p.session in roots}
     grew = True
     while grew:
         more = {p.pid for p in seen if p.parent in found and p.pid not in found}
@@ -102,10 +104,12 @@ def kill(prefix: str, roots: Iterable[int] = (), patience: float = 3.0) -> int:
     """SIGKILL the family again and again until nothing of it is left, or patience ends. Returns how many were killed."""
     killed: set[int] = set()
     until = time.monotonic() + patience
-    roots = list(roots)
+    roots = set(roots)
     while found := members(prefix, roots):
         for pid in found:
             try:
+                if os.getsid(pid) == pid:
+                    roots.add(pid)  # its session is looked for when it is gone, too
                 os.kill(pid, signal.SIGKILL)
                 killed.add(pid)
             except ProcessLookupError:
