@@ -559,6 +559,7 @@ def test_strange_endings_of_jobs_are_plain_failures(make_node, tmp_path: Path) -
     for how in ("mute", "inf", "text", "message"):
         job = node.wait_job(node.enqueue("odd", how=how))
         assert (job["status"], job["error"]["code"], job["crashes"]) == ("failed", "RETRIES_EXHAUSTED", 0), how
+    assert job["error"]["message"] == "OSError: e?"
     found = node.wait_job(node.enqueue("odd", how="surrogate"))
     assert (found["status"], found["result"], found["stage"]) == ("done", "d\ud800", "a?")
     assert len(node.get("/api/v1/jobs")[1]["jobs"]) == 5

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -181,6 +182,18 @@ def test_what_changed_while_only_other_topics_were_followed_is_read_again(store:
         await scene.look()
         assert (await scene.snapshot()).get(claim.id) in (None, "done")
         scene.broker.leave(other)
+
+    on_stage(store, play)
+
+
+def test_an_error_that_is_no_text_does_not_end_the_live_state(store: Store) -> None:
+    async def play(scene: Scene) -> None:
+        scene.put()
+        (claim,) = scene.claim()
+        error = json.dumps({"code": "A\ud800", "message": "no such file: \udcff"})
+        failed = Finish(claim.id, claim.fence, "failed", 2000, 2050, "failed", error=error)
+        store.jobs.turn(Turn("n1", 2100, finishes=[failed]))
+        assert await scene.snapshot() == {claim.id: "failed"}
 
     on_stage(store, play)
 

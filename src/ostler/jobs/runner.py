@@ -221,7 +221,7 @@ class Runner:
     ) -> tuple[Any, ...]:
         expected = isinstance(error, Fail | Retry | Snooze | Cancel | Cancelled | LostClaim | BadArguments)
         message = _words(error) if expected else f"{type(error).__name__}: {_words(error)}"
-        what = {"code": code, "message": message[:2000]}
+        what = {"code": _plain(code)[:200], "message": _plain(message[:2000])}
         if not expected or (error.__cause__ is not None and kind == "permanent"):
             with contextlib.suppress(Exception):  # an exception may break while it is shown
                 what["traceback"] = "".join(traceback.format_exception(type(error), error, _own(error.__traceback__)))[
@@ -236,6 +236,11 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     while first is not None and first.tb_frame.f_code.co_filename in (__file__, signature.__file__):
         first = first.tb_next
     return first or trace
+
+
+def _plain(text: object) -> str:
+    """Text that any reader can decode: messages with file names in them may hold bytes that are no characters."""
+    return str(text).encode("utf-8", "replace").decode()
 
 
 def _words(error: BaseException) -> str:

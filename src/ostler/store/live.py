@@ -124,9 +124,13 @@ def _short(row: Any) -> dict[str, Any]:
     view = dict(row)
     view["cancel_requested"] = bool(view.pop("cancel"))
     view["args"], view["result"] = _cut(row["args"]), _cut(row["result"])
-    code, message = view.pop("code"), view.pop("message")
+    code, message = _decoded(view.pop("code")), _decoded(view.pop("message"))
     view["error"] = None if code is None else {"code": code, "message": _cut(message)}
     return view
+
+
+def _decoded(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
 
 
 def _cut(text: str | None) -> str | None:
