@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -113,6 +114,8 @@ def asks_again(job: Job) -> int:
 
 @app.job(queue="work")
 def returns(job: Job, what: str) -> object:
+    if what == "nested":
+        return json.loads("[" * 960 + "]" * 960)
     return {"set": {1, 2}, "nan": float("nan"), "big": "x" * 2_000_000, "exit": None, "deep": {"a": [1, None]}}[what]
 
 

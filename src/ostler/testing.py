@@ -205,11 +205,13 @@ class Bench:
 
     def _encoded(self, value: Any) -> str:
         try:
-            return json.dumps(value, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            text = json.dumps(value, allow_nan=False)
+            signature.check_depth(text)
+        except (TypeError, ValueError, RecursionError) as error:
             raise Fail(
                 "BAD_RESULT", f"the result ({type(value).__name__}) cannot be written as JSON: {error}"
             ) from error
+        return text
 
     def _failure(self, error: BaseException) -> Callable[[Ran], Finish | Requeue]:
         trace = "".join(traceback.format_exception(error))

@@ -51,7 +51,10 @@ def test_retry_asks_for_another_run(node: Node) -> None:
     assert node.wait_job(node.enqueue("asks_again"))["result"] == 3
 
 
-@pytest.mark.parametrize(("what", "code"), [("set", "BAD_RESULT"), ("nan", "BAD_RESULT"), ("big", "RESULT_TOO_LARGE")])
+@pytest.mark.parametrize(
+    ("what", "code"),
+    [("set", "BAD_RESULT"), ("nan", "BAD_RESULT"), ("nested", "BAD_RESULT"), ("big", "RESULT_TOO_LARGE")],
+)
 def test_a_result_that_cannot_be_stored_fails_with_a_code_that_says_so(node: Node, what: str, code: str) -> None:
     job = node.wait_job(node.enqueue("returns", what=what))
     assert (job["status"], job["attempt"], job["error"]["code"]) == ("failed", 1, code)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from typing import Any, Literal
 
 import pytest
@@ -70,6 +71,20 @@ def test_a_function_that_cannot_be_a_job_is_refused(function: Any) -> None:
 def test_what_is_not_json_is_refused(value: Any) -> None:
     with pytest.raises(BadArguments, match="JSON"):
         signature.encode("t", {"x": value}, 1000)
+
+
+def test_what_is_nested_too_deep_for_a_reader_is_refused() -> None:
+    def nested(levels: int) -> Any:
+        return json.loads("[" * levels + "]" * levels)
+
+    deepest = nested(signature.DEEPEST - 1)
+    assert signature.encode("t", {"x": deepest}, 10_000)
+    assert signature.encode("t", {"x": ["[" * 500, '\\"[' * 500, *([{}] * 500)]}, 10_000), (
+        "brackets in texts and side by side"
+    )
+    for levels in (signature.DEEPEST, 950):
+        with pytest.raises(BadArguments, match="nested"):
+            signature.encode("t", {"x": nested(levels)}, 10_000)
 
 
 def test_the_size_limit_is_exact() -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ostler.errors import BadArguments
 from ostler.jobs.outcome import Cancelled
 from ostler.jobs.progress import Throttle
+from ostler.jobs.signature import check_depth
 
 if TYPE_CHECKING:
     from ostler.jobs.results import Published, Results
@@ -64,7 +65,8 @@ class Job:
         """Write a named event with JSON data into the job's timeline."""
         try:
             text = json.dumps(data, allow_nan=False)
-        except (TypeError, ValueError) as error:
+            check_depth(text)
+        except (TypeError, ValueError, RecursionError) as error:
             raise BadArguments(
                 f"event {name!r} of job {self.id}: its data cannot be written as JSON: {error}"
             ) from error

@@ -205,6 +205,7 @@ class Runner:
     def _encode(self, result: Any) -> str:
         try:
             text = "null" if result is None else _json(result)
+            signature.check_depth(text)
         except (TypeError, ValueError, RecursionError) as error:
             raise Fail(
                 "BAD_RESULT", f"the result ({type(result).__name__}) cannot be written as JSON: {error}"

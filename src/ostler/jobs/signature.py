@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
+
+DEEPEST = 200  # levels of lists and objects in arguments, results and events: far from where any reader of JSON stops
+_MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^"\[\]{}]+')  # all of a JSON text but its brackets
 
 Parameters = list[
     dict[str, Any]
@@ -160,10 +164,22 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
         raise BadArguments(f"the arguments do not fit task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
 
 
+def check_depth(text: str) -> None:
+    """Raise ValueError on JSON that is nested so deep that a reader, here or elsewhere, might give up on it."""
+    if text.count("[") + text.count("{") <= DEEPEST:
+        return
+    depth = 0
+    for mark in _MARKS.sub("", text):
+        depth += 1 if mark in "[{" else -1
+        if depth > DEEPEST:
+            raise ValueError(f"it is nested deeper than {DEEPEST} levels")
+
+
 def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
     """The arguments as JSON text; raises BadArguments or PayloadTooLarge."""
     try:
         text = json.dumps(args, separators=(",", ":"), allow_nan=False)
+        check_depth(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArguments(f"the arguments of task {task!r} cannot be written as JSON: {error}") from error
     if len(text) > limit:
