@@ -156,6 +156,8 @@ def _status(node: Node, method: str, path: str, **headers: str) -> int:
 def test_a_page_from_elsewhere_cannot_use_the_node(node: Node) -> None:
     assert _status(node, "POST", "/api/v1/workers/pause", Origin="http://evil.example") == 403
     assert _status(node, "GET", "/api/v1/info", Host="evil.example") == 403
+    assert _status(node, "GET", "/api/v1/info", Host="[") == 403
+    assert _status(node, "GET", "/api/v1/info", Origin="http://[") == 403
     assert _status(node, "POST", "/api/v1/workers/resume", Origin="null") == 403
     own = node.url
     assert _status(node, "POST", "/api/v1/workers/resume", Origin=own) == 200
@@ -171,6 +173,7 @@ def test_a_token_is_asked_where_one_is_set(make_node) -> None:
         assert call(secured.url, "GET", "/api/v1/info", headers=headers)[0] == 200
     assert call(secured.url, "GET", "/api/v1/info?token=sesame")[0] == 200
     assert call(secured.url, "GET", "/api/v1/info", headers={"Authorization": "Bearer sesam"})[0] == 401
+    assert secured.post("/login", b"token=" + b"x" * 5000)[0] == 413, "who has no token cannot fill the memory"
 
 
 _ = (Path, os)

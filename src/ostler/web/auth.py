@@ -40,10 +40,10 @@ class Gate:
         headers = Headers(scope=scope)
         host = headers.get("host", "")
         # A page from elsewhere can make a browser send requests here; it cannot hide where it comes from.
-        if is_loopback(self._settings.host) and host and not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        if is_loopback(self._settings.host) and host and not is_loopback(_name(host)):
             return 403, "FORBIDDEN_HOST", f"this node listens on loopback only; Host {host!r} is not a name of it"
         origin = headers.get("origin")
-        if origin and origin != "null" and urlsplit(origin).netloc != host:
+        if origin and origin != "null" and origin.partition("://")[2] != host:
             return 403, "FORBIDDEN_ORIGIN", f"requests from pages of {origin} are not taken"
         if origin == "null" and scope.get("method", "GET") not in ("GET", "HEAD"):
             return 403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not taken"
@@ -61,3 +61,11 @@ class Gate:
         if (cookie := SimpleCookie(headers.get("cookie", "")).get(COOKIE)) is not None:
             candidates.append(cookie.value)
         return any(hmac.compare_digest(c.encode(), self._settings.token.encode()) for c in candidates)
+
+
+def _name(host: str) -> str:
+    """The name in a Host header, without its port; empty when it is none."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # brackets that are no IPv6 address
+        return ""
