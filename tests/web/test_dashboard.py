@@ -351,3 +351,14 @@ def test_a_node_with_a_token_asks_for_it(make_node, page: Page) -> None:
     page.get_by_role("button", name="Enter").click()
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is well")
+
+
+def test_a_token_that_is_no_longer_the_nodes_is_asked_for_again(make_node, page: Page) -> None:
+    node = make_node("--pool", "work=1", "--port", str(free_port()), ready=False, OSTLER_TOKEN="old")
+    page.goto(f"{node.url}/?token=old")
+    expect(page.locator("#connection")).to_have_text("live")
+    page.goto(f"{node.url}/#/workers")
+    node.kill()
+    node.env["OSTLER_TOKEN"] = "new"
+    node.start(ready=False)
+    expect(page.get_by_label("This node asks for its token")).to_be_visible()

@@ -116,6 +116,8 @@ function open() {
     clearTimeout(timer);
     timer = setTimeout(open, retry);
     retry = Math.min(retry * 1.6, 5000);
+    // An EventSource does not say why. A token that is no longer the node's must be asked for, not waited for.
+    fetch("/api/v1/info").then((answer) => answer.status === 401 && location.assign("/login"), () => {});
   };
 }
 
