@@ -242,6 +242,18 @@ def test_many_jobs_are_chosen_retried_and_redriven(node: Node, page: Page) -> No
     expect(page.locator("tbody tr")).to_have_count(3)
 
 
+def test_all_that_were_chosen_are_retried_however_they_ended(node: Node, page: Page) -> None:
+    failed = node.wait_job(node.enqueue("gives_up"))["id"]
+    done = node.wait_job(node.enqueue("add", a=1))["id"]
+    opened(page, node, "#/jobs")
+    for job in (failed, done):
+        page.get_by_role("checkbox", name=f"Choose job {job}").check()
+    page.get_by_role("group", name="Chosen jobs").get_by_role("button", name="Retry").click()
+    confirm(page, "Retry")
+    expect(page.locator("#live")).to_have_text("2 retried")
+    until(lambda: all("retried" in node.events(job) for job in (failed, done)), "both to be retried")
+
+
 def test_jobs_are_filtered_and_searched(node: Node, page: Page) -> None:
     found = node.wait_job(node.enqueue("returns", what="a needle in here"))["id"]
     other = node.wait_job(node.enqueue("add", a=1))["id"]

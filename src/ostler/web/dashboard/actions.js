@@ -35,7 +35,7 @@ export function complaints() {
   };
 }
 
-/** A button: asks first where `ask` is given, is busy while `act` runs, tells the outcome. `ask` may be a function. */
+/** A button: asks first where `ask` is given, is busy while `act` runs, tells the outcome (what `act` returns, if it is words). `ask` may be a function. */
 export function button(label, act, { ask = null, kind = "", errors, done = null, title = null } = {}) {
   const el = h("button", { type: "button", class: kind, title });
   el.append(label);
@@ -47,7 +47,7 @@ export function button(label, act, { ask = null, kind = "", errors, done = null,
     el.disabled = true;
     try {
       const said = await act();
-      announce(done ?? `${label}: done`);
+      announce(typeof said === "string" ? said : (done ?? `${label}: done`));
       return said;
     } catch (error) {
       errors?.say(`${label}: ${error.message}`);

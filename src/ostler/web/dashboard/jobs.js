@@ -1,8 +1,8 @@
 // All jobs: filter, search, follow, and do something about many of them at once.
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
-import { announce, attr, bar, fill, h, keyed, setPill, text } from "./dom.js";
-import { ago, count, moment, span } from "./format.js";
+import { attr, bar, fill, h, keyed, setPill, text } from "./dom.js";
+import { ago, count, moment, now, span } from "./format.js";
 import { newJob } from "./enqueue.js";
 import { state } from "./state.js";
 
@@ -40,9 +40,9 @@ export function page(_, query) {
   // ---- the bulk bar
   const picked = h("span");
   const ids = () => [...chosen];
-  const many = (label, path, ask) => button(label, async () => told(await post(path, { ids: ids(), ...(path.endsWith("retry") ? { status: only() } : {}) })), { errors, kind: "small", ask: () => ({ title: `${label}?`, words: ask(chosen.size), verb: label, danger: label === "Cancel" }) });
-  const cancelPicked = many("Cancel", "/jobs/cancel", (n) => `${count(n)} chosen ${n === 1 ? "job" : "jobs"}: queued ones end at once, running ones are asked first and then killed.`);
-  const retryPicked = many("Retry", "/jobs/retry", (n) => `${count(n)} chosen ${n === 1 ? "job goes" : "jobs go"} back into the queue with a fresh budget.`);
+  const many = (label, act, ask) => button(label, act, { errors, kind: "small", ask: () => ({ title: `${label}?`, words: ask(chosen.size), verb: label, danger: label === "Cancel" }) });
+  const cancelPicked = many("Cancel", async () => told(await post("/jobs/cancel", { ids: ids() })), (n) => `${count(n)} chosen ${n === 1 ? "job" : "jobs"}: queued ones end at once, running ones are asked first and then killed.`);
+  const retryPicked = many("Retry", retryAll, (n) => `${count(n)} chosen ${n === 1 ? "job" : "jobs"}: those that have ended go back into their queues with a fresh budget.`);
   const bulk = h("div", { class: "row bulk", role: "group", "aria-label": "Chosen jobs" }, picked, cancelPicked, retryPicked, h("button", { type: "button", class: "quiet small", onclick: () => pick([]) }, "Choose none"));
   const everything = h("div", { class: "row" });
 
@@ -91,15 +91,19 @@ export function page(_, query) {
 
   function told(said) {
     const n = said.cancelled ?? said.retried;
-    announce(`${n} ${said.cancelled === undefined ? "retried" : "cancelled"}`);
     pick([]);
     load();
+    return `${count(n)} ${said.cancelled === undefined ? "retried" : "cancelled"}`;
   }
 
-  /** Retry names one status; the chosen ones have it, or it is asked for what fails most. */
-  function only() {
-    const statuses = new Set(rows.filter((job) => chosen.has(job.id)).map((job) => job.status));
-    return ["failed", "cancelled", "done"].find((status) => statuses.has(status)) ?? "failed";
+  /** A retry names one status; the chosen jobs may have several. */
+  async function retryAll() {
+    let retried = 0;
+    for (const status of ["failed", "cancelled", "done"]) {
+      const some = rows.filter((job) => chosen.has(job.id) && job.status === status).map((job) => job.id);
+      if (some.length) retried += (await post("/jobs/retry", { ids: some, status })).retried;
+    }
+    return told({ retried });
   }
 
   function pick(list) {
@@ -194,9 +198,9 @@ function select(label, every, value, changed) {
   };
 }
 
-/** Arguments on one line, also when the stream sent them cut off as text. */
+/** Arguments on one line, also when the stream sent them cut off as text, in ASCII. */
 const brief = (args) => {
-  const words = typeof args === "string" ? args : JSON.stringify(args);
+  const words = typeof args === "string" ? args.replace(/\\\\|\\u([0-9a-f]{4})/g, (all, code) => (code > "001f" ? String.fromCharCode(Number.parseInt(code, 16)) : all)) : JSON.stringify(args);
   return words === "{}" ? "" : words.slice(0, 200);
 };
 
@@ -226,7 +230,7 @@ function jobRow(first, chosen, draw) {
       text(cell.worker, job.worker ? job.worker.replace("worker:", "") : "");
       text(cell.created, ago(job.created_at));
       attr(cell.created, "title", moment(job.created_at));
-      text(cell.took, job.started_at ? span(((job.finished_at ?? Date.now()) - job.started_at) / 1000) : "");
+      text(cell.took, job.started_at ? span(((job.finished_at ?? now()) - job.started_at) / 1000) : "");
     },
   };
 }
