@@ -297,6 +297,18 @@ def test_what_users_wrote_is_shown_as_text(node: Node, page: Page) -> None:
     page.goto(f"{node.url}/#/jobs/{job}")
     expect(page.locator(".json").first).to_contain_text(evil)
     assert page.evaluate("window.hacked") is None
+    opened(page, node, "#/jobs")
+    job = node.wait_job(node.enqueue("returns", what="ä \\u00e4 ☃\n"))["id"]  # this one comes by the stream
+    expect(page.locator(f"#job-{job}")).to_contain_text(r'''"ä \\u00e4 ☃\n"''')
+
+
+def test_an_address_that_leads_nowhere_is_said_to(node: Node, page: Page) -> None:
+    opened(page, node, "#/jobs")
+    for name in ("constructor", "__proto__", "nothing"):
+        page.goto(f"{node.url}/#/{name}")
+        expect(page.locator("main")).to_contain_text("There is no such page.")
+    page.goto(f"{node.url}/#/workers/100%")
+    expect(page.locator("main")).to_contain_text("There is no worker 100%")
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

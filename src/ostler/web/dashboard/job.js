@@ -164,17 +164,17 @@ function timeline() {
       parts.push(el_);
     }
     const named = events.filter((e) => e.name !== "progress");
-    for (const event of named) parts.push(s("line", { class: "t-mark", x1: x(event.at), x2: x(event.at), y1: 2, y2: 30 }, s("title", {}, `${event.name}, ${fine(event.at)}`)));
+    const shown = named.slice(-200);
+    for (const event of shown) parts.push(s("line", { class: "t-mark", x1: x(event.at), x2: x(event.at), y1: 2, y2: 30 }, s("title", {}, `${event.name}, ${fine(event.at)}`)));
     attr(track, "viewBox", `0 0 ${width} 32`);
     attr(track, "aria-label", spans.map((one) => `${one.words} ${span((one.to - one.from) / 1000)}`).join(", then "));
     track.replaceChildren(...parts);
-    const shown = named.slice(-200);
     keyed(list, shown, (e) => e.seq, (e) => ({
       el: h("li", { class: "row" }, h("time", { title: moment(e.at) }, fine(e.at)), h("span", { class: "muted after" }, `+${span((e.at - start) / 1000)}`), h("strong", {}, e.name),
         h("code", { class: "grow cut" }, e.data === null || e.data === undefined ? "" : JSON.stringify(e.data))),
     }));
     const steps = events.length - named.length;
-    text(more, [steps ? `and ${steps} steps of progress` : "", named.length > shown.length ? `the first ${named.length - shown.length} are not shown` : ""].filter(Boolean).join("; "));
+    text(more, [steps ? `and ${steps} ${steps === 1 ? "step" : "steps"} of progress` : "", named.length > shown.length ? `the first ${named.length - shown.length} are not shown` : ""].filter(Boolean).join("; "));
   }
   return { el, update };
 }

@@ -23,12 +23,21 @@ function route() {
   const [name, ...rest] = path.split("/");
   const key = name || "overview";
   shown?.close?.();
-  const make = PAGES[key];
-  shown = make ? make(rest.length ? decodeURIComponent(rest.join("/")) : undefined, new URLSearchParams(search)) : { el: h("p", { class: "panel" }, "There is no such page. ", h("a", { href: "#/" }, "Overview")), title: "Not found" };
+  const make = Object.hasOwn(PAGES, key) && PAGES[key];
+  shown = make ? make(rest.length ? plain(rest.join("/")) : undefined, new URLSearchParams(search)) : { el: h("p", { class: "panel" }, "There is no such page. ", h("a", { href: "#/" }, "Overview")), title: "Not found" };
   fill(main, shown.el);
   document.title = `${shown.title} · Ostler`;
   for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
   shown.update?.(new Set(["snapshot", "queues", "workers", "jobs", "health", "incidents"]));
+}
+
+/** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */
+function plain(part) {
+  try {
+    return decodeURIComponent(part);
+  } catch {
+    return part;
+  }
 }
 
 function connection() {
