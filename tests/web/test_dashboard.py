@@ -254,6 +254,21 @@ def test_all_that_were_chosen_are_retried_however_they_ended(node: Node, page: P
     until(lambda: all("retried" in node.events(job) for job in (failed, done)), "both to be retried")
 
 
+def test_one_that_fails_again_comes_back_to_its_place_among_many(node: Node, page: Page) -> None:
+    jobs = [node.enqueue("gives_up") for _ in range(55)]
+    for job in jobs:
+        node.wait_job(job)
+    opened(page, node, "#/jobs?status=failed")
+    expect(page.locator("tbody tr")).to_have_count(50)
+    page.wait_for_timeout(1500)  # after the snapshot it is listed once more, which would show it anyway
+    again = page.locator(f"#job-{jobs[-10]}")
+    node.post("/api/v1/workers/pause")
+    node.post(f"/api/v1/jobs/{jobs[-10]}/retry")
+    expect(again).to_have_count(0)
+    node.post("/api/v1/workers/resume")
+    expect(again).to_be_visible()
+
+
 def test_jobs_are_filtered_and_searched(node: Node, page: Page) -> None:
     found = node.wait_job(node.enqueue("returns", what="a needle in here"))["id"]
     other = node.wait_job(node.enqueue("add", a=1))["id"]

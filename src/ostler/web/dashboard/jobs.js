@@ -140,7 +140,7 @@ export function page(_, query) {
       ["failed", "cancelled"].includes(filters.status) && button("Redrive all that fit", async () => told(await post("/jobs/retry", { ...conditions, limit })), { errors, kind: "small", ask: { title: "Redrive all that fit?", words: `Every job with ${where} (up to ${count(limit)}) goes back into its queue with a fresh budget.`, verb: "Redrive", danger: false } }));
   }
 
-  /** What the stream told: known rows change, new ones come on top, as long as the newest are shown. */
+  /** What the stream told: known rows change, others come where they belong, down to the oldest that is shown. */
   function take() {
     const place = new Map(rows.map((job, i) => [job.id, i]));
     let moved = false;
@@ -149,7 +149,7 @@ export function page(_, query) {
       if (at !== undefined) {
         if (rows[at].seq !== job.seq) rows[at] = { ...rows[at], ...job };
         moved = true;
-      } else if (!filters.search && fits(job) && (!rows.length || job.id > rows[0].id || (next === null && rows.length < MOST))) {
+      } else if (!filters.search && fits(job) && (!rows.length || job.id > rows.at(-1).id || (next === null && rows.length < MOST))) {
         rows.push(job);
         moved = true;
       }
