@@ -33,7 +33,7 @@ def end(store: Store, *finishes: Finish, requeues: tuple[Requeue, ...] = (), at:
 
 
 def counted(store: Store) -> dict[str, int]:
-    found = store.live.tallies.newest().get("q", {})
+    found = store.live.tallies.newest(NOW + 60_000).get("q", {})
     return {
         name: n for name, n in found.items() if name in ("done", "failed", "cancelled", "retried", "crashed", "run_ms")
     }
@@ -113,7 +113,7 @@ def test_durations_and_waits_are_binned_and_only_the_first_wait_counts(store: St
     end(store, requeues=(Requeue(c.id, c.fence, "requeued:retry", NOW),))
     (again,) = claim(store)
     end(store, finish(again, took=40))
-    found = store.live.tallies.newest()["q"]
+    found = store.live.tallies.newest(NOW + 60_000)["q"]
     assert {name: n for name, n in found.items() if ":" in name} == {f"wait:{bin_of(500)}": 1, f"run:{bin_of(40)}": 1}
 
 
@@ -132,7 +132,7 @@ def test_newest_and_series(store: Store) -> None:
     for ago, n in ((0, 1), (4, 2), (25, 4), (700, 8)):
         tallies.add({("q", "done"): n, ("r", "failed"): 1}, NOW - ago * 1000)
     begin = SECOND - SECOND % FINE
-    assert tallies.newest()["q"] == {"at": begin, "done": 1}
+    assert tallies.newest(begin * 1000)["q"] == {"at": begin, "done": 1}
     fine = tallies.series(FINE, SECOND - 60, "q")
     assert [(p["at"], p["done"]) for p in fine] == [(begin - 30, 4), (begin - 10, 2), (begin, 1)]
     assert sum(p["done"] for p in tallies.series(COARSE, SECOND - 3600, "q")) == 15
@@ -177,3 +177,9 @@ def test_an_older_database_gets_its_totals_from_its_jobs(tmp_path: Path) -> None
         (c,) = claim(store)
         end(store, finish(c))
         assert store.live.tallies.totals()["q"]["done"] == 3
+
+
+def test_a_bucket_from_before_the_clock_was_set_back_is_not_the_newest(store: Store) -> None:
+    store.live.tallies.add({("q", "done"): 7}, NOW + 86_400_000)
+    store.live.tallies.add({("q", "done"): 1}, NOW)
+    assert store.live.tallies.newest(NOW)["q"] == {"at": SECOND - SECOND % FINE, "done": 1}

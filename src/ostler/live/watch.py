@@ -249,7 +249,7 @@ class Watch:
                 store.jobs.depths(),
                 live.tallies.totals(),
                 live.tallies.averages(now),
-                live.tallies.newest(),
+                live.tallies.newest(now),
                 live.running_since(),
                 live.jobs(ids),
                 newest,

@@ -56,10 +56,10 @@ class Tallies:
             sums.setdefault(row["queue"], {})[row["name"]] = row["n"]
         return {q: s.get("run_ms", 0) / s["done"] / 1000 for q, s in sums.items() if s.get("done")}
 
-    def newest(self) -> dict[str, dict[str, int]]:
-        """The newest bucket of ten seconds: per queue its counters, and `at`."""
+    def newest(self, now: int) -> dict[str, dict[str, int]]:
+        """The newest bucket of ten seconds: per queue its counters, and `at`. One from before the clock was set back is not it."""
         found: dict[str, dict[str, int]] = {}
-        for row in self._db.run("newest_tallies", step=FINE):
+        for row in self._db.run("newest_tallies", step=FINE, now=now // 1000):
             found.setdefault(row["queue"], {"at": row["at"]})[row["name"]] = row["n"]
         return found
 

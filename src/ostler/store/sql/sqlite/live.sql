@@ -8,7 +8,7 @@ ON CONFLICT (step, at, queue, name) DO UPDATE SET n = n + excluded.n;
 SELECT queue, name, n FROM tallies WHERE step = 0;
 
 -- name: newest_tallies
-SELECT queue, at, name, n FROM tallies WHERE step = :step AND at = (SELECT max(at) FROM tallies WHERE step = :step);
+SELECT queue, at, name, n FROM tallies WHERE step = :step AND at = (SELECT max(at) FROM tallies WHERE step = :step AND at <= :now);
 
 -- name: sum_tallies
 SELECT queue, name, sum(n) AS n FROM tallies WHERE step = :step AND at >= :since AND name IN ('done', 'run_ms')
