@@ -161,6 +161,36 @@ def test_logs_are_followed_as_they_come(node: Node, page: Page, tmp_path: Path) 
         (tmp_path / pct).touch()
 
 
+def test_very_many_lines_at_once_do_not_end_a_tail(node: Node, page: Page) -> None:
+    opened(page, node, "#/workers/worker:other:0")
+    expect(page.get_by_text("nothing printed yet")).to_be_visible()
+    node.wait_job(node.enqueue("other", say="a\n" * 300_000))
+    node.wait_job(node.enqueue("other", say="the last line"))
+    expect(page.get_by_role("log")).to_contain_text("a\na\nthe last line")
+
+
+def test_a_tab_that_nobody_sees_gives_its_connections_back_and_misses_nothing(
+    node: Node, page: Page, tmp_path: Path
+) -> None:
+    page.clock.install()
+    job = node.enqueue("steps", folder=str(tmp_path))
+    node.wait_running(job)
+    (tmp_path / "10").touch()
+    opened(page, node, f"#/jobs/{job}")
+    expect(page.get_by_role("log")).to_have_text("reached 10\n")
+    turn = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"
+    page.evaluate(turn, True)
+    page.clock.fast_forward(21_000)
+    (tmp_path / "40").touch()
+    until(lambda: node.job(job)["progress"] == 40, "the next step")
+    page.wait_for_timeout(500)
+    expect(page.get_by_role("log")).to_have_text("reached 10\n")
+    page.evaluate(turn, False)
+    expect(page.get_by_role("log")).to_have_text("reached 10\nreached 40\n")
+    for pct in ("75", "100"):
+        (tmp_path / pct).touch()
+
+
 def test_a_lost_connection_is_shown_and_heals_by_itself(make_node, page: Page) -> None:
     node = make_node("--pool", "work=1", "--port", str(free_port()))
     opened(page, node, "#/jobs")

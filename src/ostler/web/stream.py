@@ -29,6 +29,7 @@ _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
 _RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
 _SLICE = 32_768  # bytes that are handed to a connection at once
+_LAST = "like Last-Event-ID, for clients without headers"
 _BREATH = 0.1  # between two reads of a log that grows
 
 
@@ -94,7 +95,7 @@ def router(context: Context) -> APIRouter:
     async def events(
         topics_: Annotated[str, Query(alias="topics", description="comma-separated; * for any segment")] = "*",
         last_event_id: Annotated[str | None, Header()] = None,
-        last: Annotated[str | None, Query(description="like Last-Event-ID, for clients without headers")] = None,
+        last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
         """First the whole state of what you ask for, then changes only: each event is the new state of one object, as
         `{topic, type, timestamp, <object>}`. With `Last-Event-ID`, what changed since; a `resync` where that cannot be told.
@@ -127,20 +128,22 @@ def router(context: Context) -> APIRouter:
         component: str,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 200,
         last_event_id: Annotated[str | None, Header()] = None,
+        last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
         """Events are `{lines: […]}`, with `lost: true` where some could not be had."""
         slot = context.control.slot(component)
         path = settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
-        return tail(slot.component, LogFile(path), lines, last_event_id)
+        return tail(slot.component, LogFile(path), lines, last_event_id or last)
 
     @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
     async def follow_job(
         job: int,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 1000,
         last_event_id: Annotated[str | None, Header()] = None,
+        last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
         await context.reader.call(lambda store: store.jobs.get(job))
-        return tail(f"job:{job}", LogFile(JobLogs(settings.data_dir).path(job)), lines, last_event_id)
+        return tail(f"job:{job}", LogFile(JobLogs(settings.data_dir).path(job)), lines, last_event_id or last)
 
     def tail(subject: str, file: LogFile, lines: int, place: str | None) -> EventStream:
         admit()

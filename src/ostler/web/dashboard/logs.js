@@ -1,5 +1,6 @@
 // A live tail of what a worker or a job prints.
 import { h } from "./dom.js";
+import { whileSeen } from "./state.js";
 
 const MOST = 2000;
 
@@ -23,21 +24,24 @@ export function tail(path, label) {
     const fresh = waiting.splice(0).slice(-MOST);
     list.append(fresh.map((line) => `${line}\n`).join(""));
     lines += fresh.length;
-    while (lines > MOST && list.childNodes.length > 1) {
-      lines -= list.firstChild.textContent.split("\n").length - 1;
+    // What was added at once goes at once, when enough is left without it.
+    while (list.childNodes.length > 1 && lines > MOST) {
+      const oldest = list.firstChild.textContent.split("\n").length - 1;
+      if (lines - oldest < MOST) break;
+      lines -= oldest;
       list.firstChild.remove();
     }
     if (atEnd) list.scrollTop = list.scrollHeight;
   }
 
   function open() {
-    source = new EventSource(place ? `${path}?lines=0` : path);
+    source = new EventSource(place ? `${path}?last=${encodeURIComponent(place)}` : path);
     source.onopen = () => (note.textContent = "following");
     source.onmessage = (message) => {
       place = message.lastEventId;
       const said = JSON.parse(message.data);
       if (said.lost) waiting.push("… some lines could not be had …");
-      waiting.push(...said.lines);
+      for (const line of said.lines.slice(-MOST)) waiting.push(line); // there may be more of them than a call can take
       if (!lines && !waiting.length) note.textContent = "nothing printed yet";
       if (!drawing && waiting.length) {
         note.textContent = "following";
@@ -47,15 +51,21 @@ export function tail(path, label) {
     };
     source.onerror = () => {
       note.textContent = "connection lost, trying again";
-      if (source.readyState === EventSource.CLOSED) timer = setTimeout(open, 2000);
+      if (source?.readyState === EventSource.CLOSED) timer = setTimeout(open, 2000);
     };
   }
   open();
+  const unwatch = whileSeen(() => source ?? open(), () => {
+    clearTimeout(timer);
+    source?.close();
+    source = null;
+  });
   return {
     el,
     close() {
+      unwatch();
       clearTimeout(timer);
-      source.close();
+      source?.close();
     },
   };
 }

@@ -124,15 +124,23 @@ function open() {
 export function start() {
   open();
   addEventListener("online", () => source ?? open());
-  // A hidden tab gives its connection back (browsers allow six to a host), and takes up where it was when it is looked at again.
-  let hidden = 0;
-  document.addEventListener("visibilitychange", () => {
-    clearTimeout(hidden);
-    if (document.hidden) {
-      hidden = setTimeout(() => {
-        source?.close();
-        source = null;
-      }, 20_000);
-    } else if (!source) open();
+  whileSeen(() => source ?? open(), () => {
+    source?.close();
+    source = null;
   });
+}
+
+/** A hidden tab gives its connections back (browsers allow six to a host), and takes up where it was when it is looked at again. */
+export function whileSeen(again, leave) {
+  let hidden = 0;
+  const turned = () => {
+    clearTimeout(hidden);
+    if (document.hidden) hidden = setTimeout(leave, 20_000);
+    else again();
+  };
+  document.addEventListener("visibilitychange", turned);
+  return () => {
+    clearTimeout(hidden);
+    document.removeEventListener("visibilitychange", turned);
+  };
 }
