@@ -113,7 +113,7 @@ class Node:
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
             upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
-            broker = Broker(secrets.token_hex(4), settings.node)
+            broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
             queues = sorted({task.queue for task in self.app.tasks.values()})
             watch = Watch(settings, broker, bus, supervisor, dispatcher, reader, lanes, incidents, queues)
             tails = Tails(bus)

@@ -85,7 +85,7 @@ def test_every_event_has_the_envelope_and_a_number_in_order(stage: Stage) -> Non
     first, second, live = read(stage.follow().take())
     assert list(first) == ["topic", "type", "timestamp", "health", "id"]
     assert list(second) == ["topic", "type", "timestamp", "job", "id"]
-    assert live["stream"] == {"node": "n1", "epoch": "e1", "started_at": stage.broker.started_at}
+    assert live["stream"] == {"node": "n1", "epoch": "e1", "started_at": stage.broker.started_at, "keepalive": 15.0}
     assert [first["id"], second["id"], live["id"]] == ["e1-2", "e1-3", "e1-3"]
     assert isinstance(first["timestamp"], int)
 
@@ -320,6 +320,15 @@ def test_a_keep_alive_is_sent_only_when_nothing_was_said(stage: Stage) -> None:
     assert client.take() == b""
     stage.broker.tick()
     assert client.take() == KEEP_ALIVE
+
+
+def test_a_page_can_hear_keep_alives_as_events() -> None:
+    broker = Broker("e1", "n1")
+    page = broker.follow(topics.parse("*"), None, ping=True)
+    page.take()
+    broker.tick()
+    broker.tick()
+    assert page.take() == b": keep-alive\nevent: ping\ndata: {}\n\n"
 
 
 def test_something_to_say_takes_the_place_of_a_keep_alive(stage: Stage) -> None:

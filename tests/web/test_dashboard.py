@@ -410,6 +410,17 @@ def test_the_theme_is_kept(node: Node, page: Page) -> None:
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") == after
 
 
+def test_a_node_that_hangs_is_not_shown_as_live(make_node, page: Page) -> None:
+    node = make_node("--pool", "work=1", OSTLER_EVENT_KEEPALIVE="0.2")
+    opened(page, node)
+    node.process.send_signal(signal.SIGSTOP)  # its connections stay open
+    try:
+        expect(page.locator("#connection")).to_have_text("no connection")
+    finally:
+        node.process.send_signal(signal.SIGCONT)
+    expect(page.locator("#connection")).to_have_text("live")
+
+
 def test_a_node_with_a_token_asks_for_it(make_node, page: Page) -> None:
     node = make_node("--pool", "work=1", ready=False, OSTLER_TOKEN='open; sesame,"é')
     page.goto(node.url)

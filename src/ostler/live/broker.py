@@ -18,6 +18,7 @@ from ostler.store import now_ms
 
 _SENDING = 0.001  # seconds: the most that sending to one client is taken to cost
 KEEP_ALIVE = b": keep-alive\n\n"
+PING = b": keep-alive\nevent: ping\ndata: {}\n\n"  # an EventSource does not show comments to its page
 
 
 class Entry(NamedTuple):
@@ -46,8 +47,9 @@ class Group:
 class Client:
     """One who follows. `take` gives what it has not seen; `wake` is set when there is something."""
 
-    def __init__(self, broker: Broker, group: Group, seen: int | None, greeting: bytes) -> None:
+    def __init__(self, broker: Broker, group: Group, seen: int | None, greeting: bytes, *, ping: bool) -> None:
         self._broker, self.group = broker, group
+        self._sign = PING if ping else KEEP_ALIVE
         self._seen = seen  # None: nothing yet, the next take is a snapshot
         self._greeting = greeting
         self._new = True
@@ -69,7 +71,7 @@ class Client:
         if data:
             self._quiet = self._due = False
         elif self._due:
-            self._due, data = False, KEEP_ALIVE
+            self._due, data = False, self._sign
         return data
 
     def tick(self) -> None:
@@ -87,8 +89,8 @@ class Client:
 class Broker:
     """Holds the state, numbers the changes, wakes the clients. Runs on the node's loop."""
 
-    def __init__(self, epoch: str, node: str) -> None:
-        self.epoch, self.node, self.started_at = epoch, node, now_ms()
+    def __init__(self, epoch: str, node: str, keepalive: float = 15.0) -> None:
+        self.epoch, self.node, self.started_at, self.keepalive = epoch, node, now_ms(), keepalive
         self.seq = 0
         self.closed = False
         self.spent = 0.0  # seconds that sending has cost since `flush`; whoever publishes paces itself by it
@@ -143,13 +145,13 @@ class Broker:
 
     # ---- those who follow
 
-    def follow(self, patterns: frozenset[Pattern], last_id: str | None) -> Client:
+    def follow(self, patterns: frozenset[Pattern], last_id: str | None, *, ping: bool = False) -> Client:
         """A new client; with the id of the last event that it saw, it goes on from there."""
         group = self._groups.get(patterns)
         if group is None:
             group = self._groups[patterns] = Group(patterns)
         seen, greeting = self._place(last_id)
-        client = Client(self, group, seen, greeting)
+        client = Client(self, group, seen, greeting, ping=ping)
         group.clients.add(client)
         return client
 
@@ -214,7 +216,7 @@ class Broker:
 
     def live_frame(self) -> bytes:
         """After a snapshot, or after what was missed: from here on it is live."""
-        stream = {"node": self.node, "epoch": self.epoch, "started_at": self.started_at}
+        stream = {"node": self.node, "epoch": self.epoch, "started_at": self.started_at, "keepalive": self.keepalive}
         return self._frame(states.envelope("stream", "live", now_ms(), "stream", stream))
 
     def resync_frame(self, why: str) -> bytes:

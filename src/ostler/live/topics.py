@@ -37,7 +37,7 @@ def parse(text: str) -> frozenset[Pattern]:
         pattern = _pattern(name)
         if not all(map(_SEGMENT.fullmatch, pattern)) or not any(_overlap(pattern, tuple(k.split(":"))) for k in KNOWN):
             raise BadArguments(
-                f"there is no topic {name[:100]!r}; there are: {', '.join(KNOWN)}, with * for any segment"
+                f"there is no topic {name[:100]!r}; there are: {', '.join(KNOWN)}, with * for any segment, and worker:*:status for all workers"
             )
         patterns.add(pattern)
     return frozenset(patterns)

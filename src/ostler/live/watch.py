@@ -114,10 +114,10 @@ class Watch:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def follow(self, patterns: frozenset[Pattern], last_id: str | None) -> Client:
+    async def follow(self, patterns: frozenset[Pattern], last_id: str | None, *, ping: bool = False) -> Client:
         """A client whose first `take` is a true snapshot, or what it missed since `last_id`."""
         alone = not self._broker.clients
-        client = self._broker.follow(patterns, last_id)
+        client = self._broker.follow(patterns, last_id, ping=ping)
         if alone:  # nobody followed: whatever happened since was not noted
             self._store_dirty = self._incidents_dirty = self._everything = True
         elif not self._looked_at_jobs and client.group.wants("queue:jobs"):

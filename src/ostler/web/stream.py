@@ -96,13 +96,16 @@ def router(context: Context) -> APIRouter:
         topics_: Annotated[str, Query(alias="topics", description="comma-separated; * for any segment")] = "*",
         last_event_id: Annotated[str | None, Header()] = None,
         last: Annotated[str | None, Query(description=_LAST)] = None,
+        ping: Annotated[
+            bool, Query(description="keep-alives as events `ping`, for those who are not shown comments")
+        ] = False,
     ) -> EventStream:
         """First the whole state of what you ask for, then changes only: each event is the new state of one object, as
         `{topic, type, timestamp, <object>}`. With `Last-Event-ID`, what changed since; a `resync` where that cannot be told.
         """
         patterns = topics.parse(topics_)
         admit()
-        client = await context.watch.follow(patterns, last_event_id or last)
+        client = await context.watch.follow(patterns, last_event_id or last, ping=ping)
 
         def gone() -> None:
             client.close()

@@ -33,6 +33,9 @@ function fields(spec, schema) {
     h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, [one.description, limits(one)].filter(Boolean).join("; ")))))));
 }
 
+/** Text with `code` in it. */
+const prose = (words) => words.split(/`([^`]*)`/).map((part, i) => (i % 2 ? h("code", {}, part) : part));
+
 function operation(spec, path, method, op) {
   const body = op.requestBody?.content?.["application/json"]?.schema;
   const good = Object.entries(op.responses ?? {}).find(([status]) => status.startsWith("2"));
@@ -41,7 +44,7 @@ function operation(spec, path, method, op) {
   const parameters = (op.parameters ?? []).map((p) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, p.name), p.required ? " *" : ""), h("td", {}, p.in), h("td", {}, type(spec, p.schema)), h("td", { class: "muted" }, [p.description ?? p.schema.description, limits(p.schema)].filter(Boolean).join("; "))));
   return h("details", { class: "panel op" },
     h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path), " ", h("span", { class: "muted" }, op.summary ?? "")),
-    op.description && h("p", {}, op.description),
+    op.description && h("p", {}, prose(op.description)),
     h("pre", { class: "json" }, sample),
     parameters.length > 0 && [h("h3", {}, "Parameters"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, parameters)))],
     body && [h("h3", {}, "Body"), fields(spec, body)],
@@ -57,7 +60,7 @@ try {
       groups.set(tag, [...(groups.get(tag) ?? []), operation(spec, path, method, methods[method])]);
     }
   }
-  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, spec.info.description));
+  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, prose(spec.info.description)));
   for (const [tag, list] of groups) append(main, [h("h2", {}, tag), list]);
 } catch (error) {
   fill(main, h("p", { class: "error", role: "alert" }, `The description could not be read: ${error.message}`));

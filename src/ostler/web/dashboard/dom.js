@@ -76,9 +76,12 @@ export function keyed(parent, items, keyOf, make) {
   }
 }
 
-/** Say something to those who listen to the page. */
+/** Say something to those who listen to the page, and show it for a moment to those who look. */
 export function announce(words) {
-  document.getElementById("live").textContent = words;
+  const el = document.getElementById("live");
+  el.textContent = words;
+  clearTimeout(el.ostler);
+  el.ostler = setTimeout(() => (el.textContent = ""), 5000);
 }
 
 /** A state as a pill: word and mark, so that nobody depends on its colour. */

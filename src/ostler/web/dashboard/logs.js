@@ -3,6 +3,7 @@ import { h } from "./dom.js";
 import { whileSeen } from "./state.js";
 
 const MOST = 2000;
+const COLOURS = /\u001b\[[0-9;?]*[A-Za-z]/g; // of terminals
 
 /** {el, close()}: follows `path` from its last lines on. Stays at the end unless somebody scrolls up. */
 export function tail(path, label) {
@@ -41,7 +42,7 @@ export function tail(path, label) {
       place = message.lastEventId;
       const said = JSON.parse(message.data);
       if (said.lost) waiting.push("… some lines could not be had …");
-      for (const line of said.lines.slice(-MOST)) waiting.push(line); // there may be more of them than a call can take
+      for (const line of said.lines.slice(-MOST)) waiting.push(line.replace(COLOURS, "")); // there may be more of them than a call can take
       if (!lines && !waiting.length) note.textContent = "nothing printed yet";
       if (!drawing && waiting.length) {
         note.textContent = "following";

@@ -69,7 +69,7 @@ function figures() {
   };
   const running = make("Running", "#/jobs?status=processing");
   const waiting = make("Waiting", "#/jobs?status=queued");
-  const done = make("Done", "#/jobs?status=done");
+  const done = make("Done so far", "#/jobs?status=done");
   const failed = make("Failed", "#/jobs?status=failed");
   const workers = make("Workers", "#/workers");
   return {

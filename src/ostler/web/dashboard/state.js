@@ -80,6 +80,7 @@ function stream(event) {
   state.started = event.stream.started_at;
   if (state.epoch && state.epoch !== event.stream.epoch) touch("restarted");
   state.epoch = event.stream.epoch;
+  keepalive = event.stream.keepalive;
   touch("snapshot");
 }
 
@@ -95,34 +96,49 @@ let source = null;
 let last = "";
 let retry = 500;
 let timer = 0;
+let heard = Date.now();
+let keepalive = 15;
 
 function open() {
   clearTimeout(timer);
   source?.close();
-  source = new EventSource(`/api/v1/events${last ? `?last=${encodeURIComponent(last)}` : ""}`);
+  heard = Date.now();
+  source = new EventSource(`/api/v1/events?ping=1${last ? `&last=${encodeURIComponent(last)}` : ""}`);
+  source.addEventListener("ping", () => (heard = Date.now()));
   source.onopen = () => {
     retry = 500;
     connection("live");
   };
   source.onmessage = (message) => {
+    heard = Date.now();
     if (message.lastEventId) last = message.lastEventId;
     take(JSON.parse(message.data));
   };
   source.onerror = () => {
-    connection("lost");
-    // The browser tries again by itself, except when the answer was an error. Ours is the same for both.
-    source.close();
-    source = null;
-    clearTimeout(timer);
-    timer = setTimeout(open, retry);
-    retry = Math.min(retry * 1.6, 5000);
+    lost();
     // An EventSource does not say why. A token that is no longer the node's must be asked for, not waited for.
     fetch("/api/v1/info").then((answer) => answer.status === 401 && location.assign("/login"), () => {});
   };
 }
 
+function lost() {
+  connection("lost");
+  // The browser tries again by itself, except when the answer was an error. Ours is the same for both.
+  source.close();
+  source = null;
+  clearTimeout(timer);
+  timer = setTimeout(open, retry);
+  retry = Math.min(retry * 1.6, 5000);
+}
+
+/** A node or a network that hangs ends no connection; it is its silence that tells. */
+function listen() {
+  if (source && Date.now() - heard > 2500 * keepalive + 2000) lost();
+}
+
 export function start() {
   open();
+  setInterval(listen, 1000);
   addEventListener("online", () => source ?? open());
   whileSeen(() => source ?? open(), () => {
     source?.close();
