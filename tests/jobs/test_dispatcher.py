@@ -197,6 +197,24 @@ def test_a_cancel_of_an_older_claim_does_not_touch_the_new_run(run) -> None:
     run(scenario)
 
 
+def test_a_cancelled_job_that_overruns_its_timeout_is_cancelled_and_not_blamed(run) -> None:
+    async def scenario(desk: Desk) -> None:
+        worker, (job,) = Fake(), desk.put(timeout=0.001)
+        desk.dispatcher.ready(worker)
+        await desk.turn()
+        desk.store.jobs.cancel(job, now_ms())
+        desk.dispatcher.cancel(job)
+        desk.dispatcher.heard(worker, ["begin", job, 1])
+        await asyncio.sleep(0.002)  # its time is over, and the grace of the cancel is not
+        desk.dispatcher._tick()
+        assert desk.boss.killed == [(worker.component, "cancelled")]
+        desk.dispatcher.gone(worker, Exit("cancelled", "asked", -9, "SIGKILL"))
+        await desk.turn()
+        assert desk.status(job) == [("cancelled", 1, 0)]
+
+    run(scenario)
+
+
 def test_one_item_that_the_store_refuses_does_not_hold_up_the_others(run) -> None:
     async def scenario(desk: Desk) -> None:
         workers = [Fake(n) for n in range(2)]

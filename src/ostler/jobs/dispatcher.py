@@ -498,13 +498,14 @@ class Dispatcher:
             if not seat.jobs or seat.worker.killing:
                 continue
             timeout = seat.jobs[0].timeout
-            if timeout is not None and now >= seat.began + timeout:
+            overran = timeout is not None and now >= seat.began + timeout
+            if overran and seat.cancel_by is None:
                 log.warning(
                     "job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component
                 )
                 seat.timed_out = True
                 self.supervisor.kill(seat.worker, "job-timeout")
-            elif seat.kill_by is not None and now >= seat.kill_by:
+            elif overran or (seat.kill_by is not None and now >= seat.kill_by):
                 self.supervisor.kill(seat.worker, "cancelled")
             elif seat.kill_by is None and seat.cancel_by is not None and now >= seat.cancel_by:
                 self.supervisor.terminate(seat.worker, "cancelled")
