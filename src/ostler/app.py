@@ -166,6 +166,8 @@ class Ostler:
         **options: Any,
     ) -> Task[..., Any]:
         called = name or function.__name__
+        if not isinstance(called, str) or not called.isprintable() or not 0 < len(called) <= 200:
+            raise ConfigError(f"{called!r} is not usable as a job's name: 1 to 200 printable characters, please")
         if called in self.tasks:
             raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
         try:

@@ -133,3 +133,9 @@ def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
     assert keys(everything, source="a") != keys(everything, source="a", user="you")
     assert keys(per_user, source="a") == keys(per_user, source="b", user="me")
     assert keys(per_user, source="a") != keys(per_user, source="b", user="you")
+
+
+@pytest.mark.parametrize("name", ["\ud800", "a\nb", "x" * 201, 7])
+def test_a_name_that_cannot_be_shown_is_refused(name: object) -> None:
+    with pytest.raises(ConfigError, match="not usable as a job's name"):
+        Ostler().job(queue="q", name=name)(lambda job: None)  # type: ignore[arg-type]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+from http.cookies import SimpleCookie
 from pathlib import Path
 
 import pytest
@@ -165,14 +166,21 @@ def test_a_page_from_elsewhere_cannot_use_the_node(node: Node) -> None:
 
 
 def test_a_token_is_asked_where_one_is_set(make_node) -> None:
-    secured = make_node("--pool", "work=1", "--pool", "other=0", OSTLER_TOKEN="sesame", start=False)
+    secured = make_node("--pool", "work=1", "--pool", "other=0", OSTLER_TOKEN="sésame", start=False)
     secured.start(ready=False)
     assert secured.get("/healthz")[0] == 200
     assert secured.get("/api/v1/info")[0] == 401
-    for headers in ({"Authorization": "Bearer sesame"}, {"Cookie": "ostler_token=sesame"}):
+    header = "Bearer sésame".encode().decode("latin-1")  # as curl sends it
+    for headers in (
+        {"Authorization": header},
+        {"Cookie": SimpleCookie({"ostler_token": "sésame"}).output(header="").strip()},
+    ):
         assert call(secured.url, "GET", "/api/v1/info", headers=headers)[0] == 200
-    assert call(secured.url, "GET", "/api/v1/info?token=sesame")[0] == 200
+    assert call(secured.url, "GET", "/api/v1/info?token=s%C3%A9same")[0] == 200
     assert call(secured.url, "GET", "/api/v1/info", headers={"Authorization": "Bearer sesam"})[0] == 401
+    asked = {"Accept": "text/html"}
+    for page in ("/", "/docs"):  # a person is led to where the token is asked for
+        assert _status(secured, "GET", page, **asked) == 303
     assert secured.post("/login", b"token=" + b"x" * 5000)[0] == 413, "who has no token cannot fill the memory"
 
 

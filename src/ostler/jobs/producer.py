@@ -145,7 +145,7 @@ def check_options(whose: str, *, attempts: Any, timeout: Any, priority: Any) -> 
     if timeout is not None and (
         not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e9
     ):
-        raise BadArguments(f"{whose}: timeout must be more than 0 seconds, found {timeout!r}")
+        raise BadArguments(f"{whose}: timeout must be more than 0 seconds and less than a billion, found {timeout!r}")
     if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
         raise BadArguments(f"{whose}: priority must be a whole number from -1000000 to 1000000, found {priority!r}")
 

@@ -18,6 +18,7 @@ COOKIE = "ostler_token"
 # Open without a token: probes, the way in, and the dashboard's files, which hold no data.
 _OPEN = ("/healthz", "/readyz", "/login")
 _FILES = "/ui/"
+_FOR_PEOPLE = ("/", "/docs")
 
 
 class Gate:
@@ -29,7 +30,7 @@ class Gate:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] in ("http", "websocket") and (refusal := self._refusal(scope)):
             status, code, message = refusal
-            if status == 401 and scope["path"] == "/" and "text/html" in Headers(scope=scope).get("accept", ""):
+            if status == 401 and scope["path"] in _FOR_PEOPLE and "text/html" in Headers(scope=scope).get("accept", ""):
                 await RedirectResponse("/login", 303)(scope, receive, send)  # a person with a browser
                 return
             await failure(status, code, message)(scope, receive, send)
@@ -56,7 +57,8 @@ class Gate:
 
     def _known(self, headers: Headers, scope: Scope) -> bool:
         given = headers.get("authorization", "")
-        candidates = [given[7:]] if given[:7].lower() == "bearer " else []
+        # Headers are read as Latin-1; what clients send is UTF-8.
+        candidates = [given[7:].encode("latin-1").decode(errors="replace")] if given[:7].lower() == "bearer " else []
         candidates += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         if (cookie := SimpleCookie(headers.get("cookie", "")).get(COOKIE)) is not None:
             candidates.append(cookie.value)
