@@ -137,7 +137,7 @@ function stretches(events, end) {
 }
 
 function timeline() {
-  const track = s("svg", { class: "timeline", role: "img", preserveAspectRatio: "none" });
+  const track = s("svg", { class: "timeline", role: "img", "aria-label": "Timeline", preserveAspectRatio: "none" });
   const list = h("ol", { class: "plain events" });
   const more = h("p", { class: "muted" });
   const el = h("div", {}, track, list, more);

@@ -82,7 +82,7 @@ function figures() {
         text(waiting.value, count(all.pending));
         const left = eta(all, state.said.get("queue:status"));
         const later = all.scheduled ? `${count(all.scheduled)} for later` : "";
-        text(waiting.more, [left && all.pending ? (left === "unknown" || left === "paused" ? `ETA ${left}` : `empty in ${left}`) : "", later].filter(Boolean).join(", "));
+        text(waiting.more, [left && all.pending ? ({ unknown: "ETA unknown", paused: "paused", "any moment": "empty any moment" }[left] ?? `empty in ${left}`) : "", later].filter(Boolean).join(", "));
         text(done.value, count(all.completed));
         const pace = rate(all.recent, state.before, now());
         text(done.more, pace ? `${whole(pace)} per second` : "");

@@ -32,7 +32,7 @@ function axis(low, high, decades) {
  * `show(value)` gives a value in words.
  */
 export function plot(title, series, show, empty) {
-  const svg = s("svg", { class: "plot", tabindex: 0, role: "img" });
+  const svg = s("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": title });
   const tip = h("div", { class: "tip", hidden: true, role: "status" });
   const legend = h("ul", { class: "legend" }, series.map((one) => h("li", {}, h("i", { class: `key ${one.class}` }), one.name)));
   const unit = h("span", { class: "muted" });
