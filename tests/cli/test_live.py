@@ -259,6 +259,23 @@ def test_a_closed_pipe_ends_events_quietly_even_when_nothing_happens(
     assert follow.err.read_text() == ""
 
 
+def test_a_closed_pipe_is_no_failure_of_a_listing(node: Node) -> None:
+    node.enqueue("add", a=1)
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ostler", "jobs", *where(node)],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
 # ---- top
 
 

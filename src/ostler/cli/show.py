@@ -29,10 +29,19 @@ _COLOURS = {
 }
 
 
-def console() -> Console:
-    # What users wrote is shown as it is: no markup, no emoji codes in worker names.
-    wide = None if sys.stdout.isatty() else 200  # a pipe has no width: nothing is cut off there
-    return Console(highlight=False, soft_wrap=True, markup=False, emoji=False, width=wide)
+class _Quiet(Console):
+    def on_broken_pipe(self) -> None:
+        """Whoever read has enough (`| head`): that is no failure."""
+        try:
+            super().on_broken_pipe()  # nothing more is written, also not at the exit
+        except SystemExit:
+            raise SystemExit(0) from None
+
+
+def console(wide: int = 200, *, soft_wrap: bool = True) -> Console:
+    # What users wrote is shown as it is: no markup, no emoji codes in worker names. A pipe has no width: nothing is cut off there.
+    width = None if sys.stdout.isatty() else wide
+    return _Quiet(highlight=False, soft_wrap=soft_wrap, markup=False, emoji=False, width=width)
 
 
 def state(word: str) -> Text:

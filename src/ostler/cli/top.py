@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.control import Control
 from rich.screen import Screen
 
-from ostler.cli import client
+from ostler.cli import client, show
 from ostler.cli.board import SPANS, Board
 from ostler.cli.options import settings, where
 from ostler.cli.picture import picture
@@ -41,8 +41,7 @@ _COUNTERS = 60.0  # … between two readings of the counters, which the stream c
 def top(once: bool, span: str, data: str | None, store: str | None, file: Path | None) -> None:
     """Health, queues, workers, running jobs and incidents, live in the terminal. q quits."""
     feed = Feed(settings(data, store, file), span)
-    wide = None if sys.stdout.isatty() else 160  # a pipe has no width
-    console = Console(highlight=False, markup=False, emoji=False, width=wide)
+    console = show.console(160, soft_wrap=False)
     with contextlib.suppress(KeyboardInterrupt):
         feed.start()
         if once or not console.is_terminal or console.is_dumb_terminal:
