@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import pytest
+
+from ostler.jobs.handle import Job
 from ostler.jobs.progress import Throttle
 
 
@@ -29,3 +32,13 @@ def test_exactly_one_hundred_is_shown() -> None:
 
 def test_it_never_goes_back_and_stays_within_bounds() -> None:
     assert shown((50, None, 0.0), (20, None, 5.0), (-5, None, 6.0), (900, None, 7.0)) == [50, 100]
+
+
+def test_a_run_that_tells_everything_is_cut_and_that_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.jobs.handle._EVENTS", 3)
+    said: list[str] = []
+    job = Job(1, "t", 1, 0, 1, lambda *frame: said.append(frame[3]))
+    for n in range(6):
+        job.event(f"step:{n}")
+    job.event("uploaded", {"key": "k"})
+    assert said == ["step:0", "step:1", "step:2", "events:limit", "uploaded"]

@@ -17,6 +17,7 @@ from ostler.jobs.signature import check_depth
 if TYPE_CHECKING:
     from ostler.jobs.results import Published, Results
 
+_EVENTS = 10_000  # named events of one run; what a job prints is for more
 _EVENT_BYTES = 65_536
 
 
@@ -43,6 +44,7 @@ class Job:
         """True once the worker was asked to stop: finish soon, or the job goes back to the queue."""
         self._say = say
         self._throttle = Throttle()
+        self._events = 0
         self._scratch: Path | None = None
         self._holds: Callable[[], bool] = lambda: True
 
@@ -62,7 +64,7 @@ class Job:
             )
 
     def event(self, name: str, data: Any = None) -> None:
-        """Write a named event with JSON data into the job's timeline."""
+        """Write a named event with JSON data into the job's timeline. Of a run's own events the first 10,000 are kept."""
         try:
             text = json.dumps(data, allow_nan=False)
             check_depth(text)
@@ -74,6 +76,11 @@ class Job:
             raise BadArguments(
                 f"event {name!r} of job {self.id}: its data is {len(text)} bytes as JSON, more than {_EVENT_BYTES}"
             )
+        self._events += 1
+        if self._events > _EVENTS and name != "uploaded":  # a loop that tells everything; that it was cut is told once
+            if self._events > _EVENTS + 1:
+                return
+            name, data = "events:limit", {"kept": _EVENTS}
         self._say("note", self.id, self.fence, _clean(name), None, None, data)
 
     @property
