@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-from tests.harness import Node, until
+from tests.harness import until
 
 JOBS = 10_000
-_PRODUCER = """
+PRODUCER = """
 import sys, work
 from ostler.jobs.producer import prepare
 single, bulk = int(sys.argv[1]), int(sys.argv[2])
@@ -29,7 +31,7 @@ def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
     node = make_node("--pool", "work=3", OSTLER_CRASH_LIMIT="1000", OSTLER_LOG_LEVEL="warning")
     env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(Path(__file__).parent.parent)}
     producers = [
-        subprocess.Popen([sys.executable, "-c", _PRODUCER, "100", str(JOBS // 4 - 100)], env=env) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", PRODUCER, "100", str(JOBS // 4 - 100)], env=env) for _ in range(4)
     ]
     dice = random.Random(42)
     kills = 0
@@ -51,23 +53,19 @@ def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
     until(step, "all jobs to end", patience=110)
     assert all(p.wait() == 0 for p in producers)
     assert kills >= 10, f"only {kills} kills in {time.monotonic() - began:.1f} s"
-    _check(node)
-
-
-def _check(node: Node) -> None:
-    import sqlite3
-
     node.stop()
-    connection = sqlite3.connect(node.folder / "ostler.db")
-    assert connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall() == [("done", JOBS)]
-    # exactly one `done` in each timeline, and it is the last event
-    assert connection.execute("SELECT count(*) FROM job_events WHERE name = 'done'").fetchone() == (JOBS,)
+    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
+        each_done_once(connection, JOBS)
+        # every run is accounted for: it ended in done, in a crash, or was never begun
+        attempts, crashes = connection.execute("SELECT sum(attempt), sum(crashes) FROM jobs").fetchone()
+        assert attempts == JOBS + crashes
+
+
+def each_done_once(connection: sqlite3.Connection, jobs: int) -> None:
+    """All are done, with exactly one `done` in each timeline, as its last event, and timelines without gaps."""
+    assert connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall() == [("done", jobs)]
+    assert connection.execute("SELECT count(*) FROM job_events WHERE name = 'done'").fetchone() == (jobs,)
     last = "SELECT count(*) FROM jobs JOIN job_events e ON e.job = jobs.id AND e.seq = jobs.seq WHERE e.name = 'done'"
-    assert connection.execute(last).fetchone() == (JOBS,)
-    # every run is accounted for: it ended in done, in a crash, or was never begun
-    runs = "SELECT sum(attempt), sum(crashes) FROM jobs"
-    attempts, crashes = connection.execute(runs).fetchone()
-    assert attempts == JOBS + crashes
+    assert connection.execute(last).fetchone() == (jobs,)
     gaps = "SELECT count(*) FROM jobs WHERE seq <> (SELECT count(*) FROM job_events WHERE job = jobs.id)"
     assert connection.execute(gaps).fetchone() == (0,)
-    connection.close()
