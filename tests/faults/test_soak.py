@@ -21,7 +21,7 @@ from tests.sse import Stream
 
 SECONDS = float(os.environ.get("OSTLER_SOAK", "600"))
 SINGLE, BULK, CLIENTS = 50, 4000, 20  # in a round
-WARM = 5  # rounds until caches are full
+WARM = 5  # rounds
 
 
 def _round(node: Node, dice: random.Random, *, kill_node: bool) -> None:
@@ -81,7 +81,8 @@ def test_a_long_run_loses_nothing_and_grows_nothing(make_node) -> None:
         assert stream.of("queue:status")["completed"] == jobs
         assert set(stream.jobs().values()) == {"done"}
     print(f"{rounds} rounds, {jobs} jobs, MB after each of the last node: {[round(m) for m in memory]}")
-    assert max(memory[-WARM:]) < max(memory[:WARM]) + 15, memory
+    # Each of the node's three connections may still fill its page cache of 16 MB; more than that would be growth.
+    assert max(memory[-WARM:]) < max(memory[:WARM]) + 48, memory
     assert "Traceback" not in node.log()
     node.stop()
     with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
