@@ -179,6 +179,9 @@ def test_a_tab_that_nobody_sees_gives_its_connections_back_and_misses_nothing(
     node: Node, page: Page, tmp_path: Path
 ) -> None:
     page.clock.install()
+    page.add_init_script(
+        "window.sources = []; window.EventSource = class extends EventSource { constructor(where) { super(where); sources.push(this); } }"
+    )
     job = node.enqueue("steps", folder=str(tmp_path))
     node.wait_running(job)
     (tmp_path / "10").touch()
@@ -187,9 +190,10 @@ def test_a_tab_that_nobody_sees_gives_its_connections_back_and_misses_nothing(
     turn = "hidden => { Object.defineProperty(document, 'hidden', { value: hidden, configurable: true }); document.dispatchEvent(new Event('visibilitychange')); }"
     page.evaluate(turn, True)
     page.clock.fast_forward(21_000)
+    closed = "sources.length > 1 && sources.every((one) => one.readyState === EventSource.CLOSED)"
+    until(lambda: page.evaluate(closed), "the page to give its connections back")
     (tmp_path / "40").touch()
     until(lambda: node.job(job)["progress"] == 40, "the next step")
-    page.wait_for_timeout(500)
     expect(page.get_by_role("log")).to_have_text("reached 10\n")
     page.evaluate(turn, False)
     expect(page.get_by_role("log")).to_have_text("reached 10\nreached 40\n")
@@ -296,7 +300,9 @@ def test_one_that_fails_again_comes_back_to_its_place_among_many(node: Node, pag
         node.wait_job(job)
     opened(page, node, "#/jobs?status=failed")
     expect(page.locator("tbody tr")).to_have_count(50)
-    page.wait_for_timeout(1500)  # after the snapshot it is listed once more, which would show it anyway
+    # After the snapshot it is listed once more, which would show it anyway.
+    listed = "performance.getEntriesByType('resource').filter((one) => one.name.includes('/api/v1/jobs?')).length"
+    until(lambda: page.evaluate(listed) > 1, "the second list")
     again = page.locator(f"#job-{jobs[-10]}")
     node.post("/api/v1/workers/pause")
     node.post(f"/api/v1/jobs/{jobs[-10]}/retry")

@@ -19,9 +19,8 @@ from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 DEEPEST = 200  # levels of lists and objects in arguments, results and events: far from where any reader of JSON stops
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^"\[\]{}]+')  # all of a JSON text but its brackets
 
-Parameters = list[
-    dict[str, Any]
-]  # name, type, required, default where it is JSON; or {"name": "**"} for a task that takes anything
+# name, type, required, default where it is JSON; or {"name": "**"} for a task that takes anything
+Parameters = list[dict[str, Any]]
 
 
 def describe(function: Callable[..., Any]) -> Parameters:
