@@ -17,6 +17,8 @@ from ostler.lifecycle import family
 
 ROOT = Path(__file__).resolve().parent
 APP = ROOT / "work.py"
+# What a producer of a test imports: the jobs of the tests, and the source under test.
+MODULES = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 PATIENCE = 60.0
 
 # Short enough to be quick, long enough for a busy machine.

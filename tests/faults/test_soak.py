@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.faults.test_chaos import PRODUCER, each_done_once
-from tests.harness import Node, family_of, gone, until
+from tests.harness import MODULES, Node, family_of, gone, until
 from tests.live.test_load import rss_mb, sockets
 from tests.sse import Stream
 
@@ -26,7 +26,7 @@ WARM = 5  # rounds
 
 def _round(node: Node, dice: random.Random, *, kill_node: bool) -> None:
     """A flood, watched, with workers (or the whole node) killed in the middle of it; back when all of it has ended."""
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(Path(__file__).parent.parent)}
+    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": MODULES}
     producer = subprocess.Popen([sys.executable, "-c", PRODUCER, str(SINGLE), str(BULK)], env=env)
     streams = [Stream(node.url, dice.choice(["*", "queue:jobs", "queue:status"])) for _ in range(CLIENTS)]
     kills = 0

@@ -45,7 +45,7 @@ def test_the_exit_record_has_the_last_log_lines_and_the_job(node: Node) -> None:
     exits = [e for n in (0, 1) for e in node.get(f"/api/v1/workers/worker:work:{n}")[1]["exits"]]
     record = next(e for e in exits if e["code"] == 7)
     assert record["reason"] == "exit"
-    assert record["job"] == job
+    assert record["item"] == f"job:{job}"
     assert f"last words of {job}" in record["log"]
 
 

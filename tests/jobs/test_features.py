@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import Node, until
+from tests.harness import MODULES, Node, until
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
 
@@ -26,7 +26,11 @@ def node(tmp_path_factory):
 
 
 def python(node: Node, code: str) -> str:
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": str(APP.parent)}
+    env = {
+        **os.environ,
+        "OSTLER_DATA": str(node.folder),
+        "PYTHONPATH": MODULES,
+    }
     return subprocess.run(
         [sys.executable, "-c", f"from featured import *\n{code}"], capture_output=True, text=True, env=env, check=True
     ).stdout

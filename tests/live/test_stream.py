@@ -247,7 +247,12 @@ def test_a_killed_worker_is_seen_crashed_and_healthy_again_and_told_in_words(mak
     stream.wait(lambda: stream.of("worker:work:0:status")["status"] == "crashed", "the crash")
     crashed = stream.of("worker:work:0:status")
     assert (crashed["pid"], crashed["current_job"], crashed["restart_at"] is not None) == (None, None, True)
-    assert crashed["last_exit"] == {**crashed["last_exit"], "reason": "signal", "signal": "SIGKILL", "job": job}
+    assert crashed["last_exit"] == {
+        **crashed["last_exit"],
+        "reason": "signal",
+        "signal": "SIGKILL",
+        "item": f"job:{job}",
+    }
     stream.wait(lambda: stream.of("system:health")["status"] != "healthy", "the health to tell")
     told = [e["health"] for e in stream.events if e["topic"] == "system:health"]
     assert told[-1]["errors"] == ["worker:work:0 is crashed and will be started again"]

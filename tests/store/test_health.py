@@ -45,7 +45,7 @@ def test_a_ghost_cannot_overwrite_its_successor(store: Store) -> None:
 def test_a_crash_is_counted_recorded_and_does_not_refresh_the_beat(store: Store) -> None:
     start(store)
     store.health.mark_healthy(NODE, W, 1, 200)
-    row = ExitRow(W, 1, 900, "signal", "crash", code=-9, signal="SIGKILL", peak_rss_mb=12.5, job=7, log=["bye"])
+    row = ExitRow(W, 1, 900, "signal", "crash", code=-9, signal="SIGKILL", peak_rss_mb=12.5, item="job:7", log=["bye"])
     assert store.health.mark_crashed(NODE, row, -9)
     found = store.health.get_component(NODE, W)
     assert (
@@ -57,14 +57,36 @@ def test_a_crash_is_counted_recorded_and_does_not_refresh_the_beat(store: Store)
     ) == ("crashed", 1, 1, 900, 200)
     assert found["metadata"]["log"] == ["bye"]
     (exit_,) = store.health.exits(NODE, W)
-    assert (exit_["reason"], exit_["signal"], exit_["peak_rss_mb"], exit_["job"], exit_["log"]) == (
+    assert (exit_["reason"], exit_["signal"], exit_["peak_rss_mb"], exit_["item"], exit_["log"]) == (
         "signal",
         "SIGKILL",
         12.5,
-        7,
+        "job:7",
         ["bye"],
     )
     assert store.health.counted_exits(NODE, W, 0) == [(900, "crash")]
+
+
+def test_a_crash_that_does_not_count_is_kept_and_raises_no_count(store: Store) -> None:
+    start(store)
+    assert store.health.mark_crashed(NODE, ExitRow(W, 1, 900, "signal", "crash", code=-9, counted=False), -9)
+    row = store.health.get_component(NODE, W)
+    assert (row["status"], row["restart_count"], row["streak"]) == ("crashed", 0, 0)
+    assert [e["counted"] for e in store.health.exits(NODE, W)] == [False]
+    assert store.health.counted_exits(NODE, W, 0) == []
+
+
+def test_a_finished_job_forgives_the_streak_and_the_window_but_not_the_lifetime_count(store: Store) -> None:
+    start(store)
+    store.health.mark_crashed(NODE, ExitRow(W, 1, 900, "exit", "crash", code=1), 1)
+    store.health.add_exit(NODE, ExitRow(W, 1, 910, "exit", "clean", code=0))
+    start(store, 2)
+    store.health.forgive(NODE, W, 1)  # a ghost forgives nothing
+    assert store.health.get_component(NODE, W)["streak"] == 1
+    store.health.forgive(NODE, W, 2)
+    row = store.health.get_component(NODE, W)
+    assert (row["streak"], row["restart_count"]) == (0, 1)
+    assert store.health.counted_exits(NODE, W, 0) == [(910, "clean")]
 
 
 def test_starting_again_clears_the_last_exit(store: Store) -> None:

@@ -104,6 +104,23 @@ def test_priority_then_age_decides_the_order(store: Store) -> None:
     assert [c.id for c in claim(store, 5)] == [ids[1], ids[3], ids[0], ids[4], ids[2]]
 
 
+def test_a_job_requeued_last_goes_behind_what_is_queued_and_ahead_of_what_comes_later(store: Store) -> None:
+    first, second, third = put(store, 3)
+    (c,) = claim(store)
+    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
+    (later,) = put(store)
+    assert [c.id for c in claim(store, 4)] == [second, third, first, later]
+
+
+def test_a_retry_by_hand_gives_a_job_its_old_place(store: Store) -> None:
+    first, second = put(store, 2)
+    (c,) = claim(store)
+    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
+    store.jobs.cancel(first, 2600)
+    store.jobs.retry(first, 2700)
+    assert [c.id for c in claim(store, 2)] == [first, second]
+
+
 def test_queues_do_not_mix(store: Store) -> None:
     (a,), (b,) = put(store, queue="a"), put(store, queue="b")
     taken = store.jobs.turn(Turn("n", 2000, wants={"a": ["w1", "w2"], "b": ["w3"]}))
@@ -245,11 +262,29 @@ def test_a_file_that_is_no_database_and_a_newer_schema_are_refused(tmp_path: Pat
         Store.open("", tmp_path)
     newer = tmp_path / "newer"
     Store.open("", newer).close()
-    with sqlite3.connect(newer / "ostler.db") as connection:
-        connection.execute("PRAGMA user_version = 99")
-    connection.close()
+    set_version(newer, 99)
     with pytest.raises(ConfigError, match="schema 99"):
         Store.open("", newer)
+
+
+def set_version(folder: Path, version: int) -> None:
+    connection = sqlite3.connect(folder / "ostler.db")
+    connection.execute(f"PRAGMA user_version = {version}")
+    connection.close()
+
+
+def test_a_schema_one_release_newer_is_used_with_a_warning_and_two_are_refused(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Store.open("", tmp_path) as store:
+        known = store.db._version()
+    set_version(tmp_path, known + 1)
+    with Store.open("", tmp_path) as store:
+        assert [c.id for c in (put(store), claim(store))[1]] == [1]
+    assert f"has schema {known + 1}, this ostler knows {known}" in caplog.text
+    set_version(tmp_path, known + 2)
+    with pytest.raises(ConfigError, match=f"schema {known + 2}"):
+        Store.open("", tmp_path)
 
 
 def test_migrating_at_once_from_many_threads_is_safe(tmp_path: Path) -> None:

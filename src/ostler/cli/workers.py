@@ -78,12 +78,12 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
             e["kind"],
             e["reason"],
             e["signal"] or f"code {e['code']}",
-            e["job"],
+            e["item"],
             e["peak_rss_mb"],
         )
         for e in exits
     ]
-    show.table(("ended", ">gen", "kind", "reason", "how", ">job", ">peak MB"), shown, "it has never ended")
+    show.table(("ended", ">gen", "kind", "reason", "how", "item", ">peak MB"), shown, "it has never ended")
     for line in exits[0]["log"][-10:] if exits else ():
         print(f"  | {line}")
 

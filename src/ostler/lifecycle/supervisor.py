@@ -421,7 +421,7 @@ class Supervisor:
             code=end.code,
             signal=end.signal,
             peak_rss_mb=ended.peak_rss_mb,
-            job=job,
+            item=None if job is None else f"job:{job}",
             log=list(worker.process.tail)[-20:] if worker.process else [],
         )
         if worker is slot.heir or worker in slot.leaving:
@@ -459,7 +459,7 @@ class Supervisor:
                 reason=row.reason,
                 delay=delay,
                 how=row.signal or f"code {row.code}",
-                job=row.job,
+                job=int(row.item.partition(":")[2]) if row.item else None,
                 line=next((line.strip()[:160] for line in reversed(row.log) if line.strip()), None),
             )
         )

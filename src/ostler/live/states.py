@@ -36,7 +36,7 @@ def worker(slot: Slot, node: str, rss_mb: float | None, job: tuple[int, str] | N
         "restart_count": slot.history.lifetime,
         "restart_at": slot.due_ms if slot.status is Status.CRASHED else None,
         "last_exit": None if last is None else {"at": last.at, "reason": last.reason, "kind": last.kind, "code": last.code,
-                                                "signal": last.signal, "job": last.job},
+                                                "signal": last.signal, "item": last.item},
     }  # fmt: skip
 
 

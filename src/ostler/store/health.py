@@ -90,10 +90,10 @@ class Health:
         return self._ended(node, exit_, exit_code, "stopped")
 
     def mark_crashed(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
-        """It ended unasked: kept with reason, code, signal, last log lines and peak memory, and counted."""
+        """It ended unasked: kept with reason, code, signal, last log lines and peak memory, and counted where it counts."""
         with self._db.transaction():
             held = self._ended_inside(node, exit_, exit_code, "crashed")
-            if held:
+            if held and exit_.counted:
                 self._db.run(
                     "increment_restart_count",
                     node=node,
@@ -117,7 +117,7 @@ class Health:
             "peak_rss_mb": exit_.peak_rss_mb,
             "log": exit_.log,
             "at": exit_.at,
-            "job": exit_.job,
+            "item": exit_.item,
         }
         held = self._db.run(
             "mark_ended",
@@ -146,13 +146,20 @@ class Health:
             signal=exit_.signal,
             kind=exit_.kind,
             peak_rss_mb=exit_.peak_rss_mb,
-            job=exit_.job,
+            counted=int(exit_.counted),
+            item=exit_.item,
             log=json.dumps(exit_.log),
         )
 
     def end_streak(self, node: str, component: str, generation: int) -> None:
         """It was healthy long enough: the next crash waits one second again."""
         self._db.run("end_streak", node=node, component=component, generation=generation)
+
+    def forgive(self, node: str, component: str, generation: int) -> None:
+        """It finished something: the crash streak ends and no crash in the window counts any more. The lifetime count stays."""
+        with self._db.transaction():
+            if self._db.run("end_streak", node=node, component=component, generation=generation):
+                self._db.run("forgive_crashes", node=node, component=component)
 
     def update_heartbeats(self, node: str, beats: list[tuple[str, int, int, float | None]]) -> int:
         """All beats of the node in one statement: (component, generation, at, rss_mb). Returns how many rows took one."""
@@ -214,7 +221,7 @@ class Health:
     def exits(self, node: str, component: str, limit: int = 20) -> list[dict[str, Any]]:
         """The newest exit records of one worker."""
         return [
-            {**dict(r), "log": json.loads(r["log"] or "[]")}
+            {**dict(r), "counted": bool(r["counted"]), "log": json.loads(r["log"] or "[]")}
             for r in self._db.run("exits", node=node, component=component, limit=limit)
         ]
 

@@ -154,7 +154,7 @@ class JobRecords:
         if not requeues:
             return
         by_id = {r.id: r for r in requeues}
-        batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error] for r in requeues]
+        batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
             event = back.event

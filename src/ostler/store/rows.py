@@ -89,6 +89,7 @@ class Requeue(NamedTuple):
     excused: int = 0
     error: str | None = None
     data: str | None = None
+    last: int = 0  # 1: to the end of its queue
 
 
 class Note(NamedTuple):
@@ -128,7 +129,10 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class ExitRow:
-    """One end of a worker process, as it is kept in the history."""
+    """One end of a worker process, as it is kept in the history. `item` is what it was doing, as its tenant names it ('job:7').
+
+    A crash that is not `counted` is not the worker's fault: it is kept, and no restart limit sees it.
+    """
 
     component: str
     generation: int
@@ -138,5 +142,6 @@ class ExitRow:
     code: int | None = None
     signal: str | None = None
     peak_rss_mb: float | None = None
-    job: int | None = None
+    item: str | None = None
     log: list[str] = field(default_factory=list)
+    counted: bool = True

@@ -7,6 +7,7 @@ process, and after a power cut the job simply runs again.
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +16,8 @@ from typing import Any
 
 from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
+
+log = logging.getLogger("ostler.store")
 
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
 _PASSING = ("locked", "busy", "full", "disk i/o", "unable to open", "readonly")
@@ -87,17 +90,23 @@ class SqliteDatabase:
             raise _as_ours(error, self.path) from error
 
     def migrate(self) -> list[str]:
-        """Bring the schema up to date under the write lock; returns the names of what was applied."""
-        if self._version() == max(number for number, _, _ in queries.migrations(self.dialect)):
+        """Bring the schema up to date under the write lock; returns the names of what was applied.
+
+        A schema one newer than this code knows is used as it is: migrations only add.
+        """
+        newest = max(number for number, _, _ in queries.migrations(self.dialect))
+        version = self._version()
+        if version > newest + 1:
+            raise ConfigError(
+                f"{self.path} has schema {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
+            )
+        if version > newest:
+            log.warning("%s has schema %d, this ostler knows %d: upgrade this one soon", self.path, version, newest)
+        if version >= newest:
             return []  # no lock where there is nothing to do
         with self.transaction():
             version = self._version()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
-            newest = max(number for number, _, _ in queries.migrations(self.dialect))
-            if version > newest:
-                raise ConfigError(
-                    f"{self.path} has schema {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
-                )
             for number, _, script in todo:
                 for statement in _split(script):
                     self._connection.execute(statement)

@@ -28,15 +28,15 @@ UPDATE health SET last_heartbeat = b.at, rss_mb = coalesce(b.rss, rss_mb)
 RETURNING health.component;
 
 -- name: add_exit
-INSERT INTO exits (node, component, generation, at, reason, code, signal, kind, peak_rss_mb, job, log)
-VALUES (:node, :component, :generation, :at, :reason, :code, :signal, :kind, :peak_rss_mb, :job, :log);
+INSERT INTO exits (node, component, generation, at, reason, code, signal, kind, counted, peak_rss_mb, item, log)
+VALUES (:node, :component, :generation, :at, :reason, :code, :signal, :kind, :counted, :peak_rss_mb, :item, :log);
 
 -- name: increment_restart_count
 UPDATE health SET restart_count = restart_count + 1, streak = streak + 1, last_restart = :now
  WHERE node = :node AND component = :component AND generation = :generation RETURNING restart_count, streak, last_restart;
 
 -- name: end_streak
-UPDATE health SET streak = 0 WHERE node = :node AND component = :component AND generation = :generation;
+UPDATE health SET streak = 0 WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
 
 -- name: reset_restart_count
 UPDATE health SET restart_count = 0, streak = 0, last_restart = NULL, exit_code = NULL, exit_reason = NULL, metadata = NULL,
@@ -44,13 +44,16 @@ UPDATE health SET restart_count = 0, streak = 0, last_restart = NULL, exit_code 
  WHERE node = :node AND component = :component RETURNING component;
 
 -- name: forget_exits
-UPDATE exits SET counted = 0 WHERE node = :node AND component = :component;
+UPDATE exits SET counted = 0 WHERE node = :node AND component = :component AND counted = 1;
+
+-- name: forgive_crashes
+UPDATE exits SET counted = 0 WHERE node = :node AND component = :component AND counted = 1 AND kind = 'crash';
 
 -- name: counted_exits
 SELECT at, kind FROM exits WHERE node = :node AND component = :component AND counted = 1 AND at > :since ORDER BY at;
 
 -- name: exits
-SELECT generation, at, reason, code, signal, kind, peak_rss_mb, job, log FROM exits
+SELECT generation, at, reason, code, signal, kind, counted, peak_rss_mb, item, log FROM exits
  WHERE node = :node AND component = :component ORDER BY id DESC LIMIT :limit;
 
 -- name: prune_exits

@@ -21,8 +21,8 @@ UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :n
 SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max,
        coalesce(run_at, created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
-   AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
- ORDER BY priority DESC, id LIMIT :limit;
+   AND behind = 0 AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
+ ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
 
 -- name: claim
 UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
@@ -43,17 +43,20 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
 RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.result;
 
 -- name: requeue
--- A job that somebody asked to cancel in the meantime does not go back: it ends here.
+-- A job that somebody asked to cancel in the meantime does not go back: it ends here. `last` sends it behind everything that
+-- is stored now, and ahead of what is stored later.
 UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END,
        finished_at = CASE WHEN cancel = 1 THEN :now ELSE NULL END,
        later = coalesce(r.run_at > :now, 0), run_at = coalesce(r.run_at, jobs.run_at),
        attempt = attempt - r.refund, crashes = crashes + r.crash, excused = jobs.excused + r.excused,
        error = CASE WHEN cancel = 1 THEN json_object('code', 'CANCELLED', 'message', 'cancelled; its run had ended already')
                     ELSE coalesce(r.error, jobs.error) END,
+       position = CASE WHEN r.last = 1 THEN (SELECT max(id) FROM jobs) + 1 ELSE jobs.position END,
        node = NULL, worker = NULL, started_at = NULL, cancel = 0, seq = seq + 1
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS run_at,
                json_extract(value, '$[3]') AS refund, json_extract(value, '$[4]') AS crash,
-               json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error
+               json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error,
+               json_extract(value, '$[7]') AS last
           FROM json_each(:batch)) AS r
  WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch;
@@ -95,7 +98,7 @@ UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processin
 -- name: retry
 -- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
 UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
-       progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
+       position = NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
  WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch;
 
 -- name: job

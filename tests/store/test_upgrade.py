@@ -1,0 +1,63 @@
+"""A store that an older version wrote: it upgrades, and a node finishes everything in it."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+from ostler.store import Store
+from tests.harness import until
+
+DUMP = Path(__file__).parent / "fixtures" / "schema-2.sql"
+FEATURED = Path(__file__).parents[1] / "featured.py"
+
+
+def restored(folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    connection = sqlite3.connect(folder / "ostler.db")
+    connection.executescript(DUMP.read_text(encoding="utf-8"))
+    connection.close()
+    return folder
+
+
+def test_an_older_store_upgrades_and_keeps_what_it_knows(tmp_path: Path) -> None:
+    with Store.open("", restored(tmp_path)) as store:
+        (exit_,) = store.health.exits("before", "worker:work:1")
+        assert (exit_["item"], exit_["counted"]) == ("job:19", True)
+        assert store.health.get_component("before", "worker:work:1")["status"] == "failed"
+        assert {job["status"] for job in store.jobs.list()[0]} == {
+            "queued",
+            "processing",
+            "done",
+            "failed",
+            "cancelled",
+        }
+
+
+def test_a_node_finishes_everything_in_an_older_store(make_node, tmp_path: Path) -> None:
+    folder = restored(tmp_path / "old")
+    flags = ("--pool", "work=2", "--pool", "keys=2", "--pool", "slow=1", "--pool", "narrow=1")
+    node = make_node(
+        *flags,
+        app=FEATURED,
+        folder=folder,
+        ready=False,
+        OSTLER_NODE="before",
+        OSTLER_RETENTION="0",
+        OSTLER_FAILED_RETENTION="0",
+    )
+    with Store.open("", folder, read_only=True) as store:
+        until(lambda: not store.jobs.matching(("queued", "processing"), 1), "every job to end")
+        found = {job["id"]: job for job in store.jobs.list(limit=100)[0]}
+        assert [job["id"] for job in found.values() if job["status"] == "failed"] == [18, 8]
+        assert sorted(
+            job["result"]
+            for job in found.values()
+            if job["task"] == "double" and job["batch"] is None and job["result"]
+        ) == [2, 4, 8, 8, 10, 16, 32]
+        assert [b["pending"] for b in map(store.jobs.flows.get_batch, (1, 2))] == [0, 0]
+        reports = [job["result"] for job in found.values() if job["task"] == "report"]
+        assert sorted((r["batch"], r["total"], r["failed"]) for r in reports) == [(1, 3, 0), (2, 2, 1)]
+        assert [job["result"] for job in found.values() if job["task"] == "new_year"] == ["happy"]
+        assert store.health.get_component("before", "worker:work:1")["status"] == "failed"
+    assert node.stop() == 0
