@@ -222,10 +222,19 @@ class Ostler:
         recycle_age: float | None = None,
         recycle_rss_mb: float | None = None,
         recycle_warm: bool | None = None,
+        high_watermark: int | None = None,
     ) -> None:
         """Size and limits of the workers of a queue (or command); ostler.toml, environment and flags overrule them."""
         self.pools[config.pool_name(name)] = PoolSettings(
-            workers, startup_deadline, stale_after, stop_grace, recycle_count, recycle_age, recycle_rss_mb, recycle_warm
+            workers=workers,
+            startup_deadline=startup_deadline,
+            stale_after=stale_after,
+            stop_grace=stop_grace,
+            recycle_count=recycle_count,
+            recycle_age=recycle_age,
+            recycle_rss_mb=recycle_rss_mb,
+            recycle_warm=recycle_warm,
+            high_watermark=high_watermark,
         )
 
     def command(

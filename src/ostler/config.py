@@ -22,7 +22,7 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 
 
 # Variables that Ostler itself gives to workers, and the one that names the settings file.
-_INTERNAL = frozenset({"component", "control", "family", "config", "origin", "label"})
+_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label"})
 
 
 def _setting(default: Any, doc: str) -> Any:
@@ -41,6 +41,7 @@ class PoolSettings:
     recycle_age: float | None = _setting(None, "recycle a worker after so many seconds")
     recycle_rss_mb: float | None = _setting(None, "recycle a worker above so many MB of memory")
     recycle_warm: bool | None = _setting(None, "start the replacement before the old worker leaves")
+    high_watermark: int | None = _setting(None, "backpressure: hold the queue above so many ready jobs; 0: off")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +77,9 @@ class Settings:
     retry_base: float = _setting(1.0, "delay before the second run of a failed job; it doubles with each further one")
     retry_max: float = _setting(300.0, "the longest delay before a job is run again")
     crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
+    crash_delay: float = _setting(
+        10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
+    )
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
     store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
     results: str = _setting(
@@ -84,10 +88,13 @@ class Settings:
     scratch_max_age: float = _setting(604_800.0, "scratch of failed runs is deleted after so long")
     scratch_max_mb: float = _setting(10_000.0, "scratch of ended jobs is deleted, oldest first, above so many MB")
     high_watermark: int = _setting(
-        500, "backpressure: more jobs than this waiting, and a load above load_threshold, pause the claiming"
+        0,
+        "backpressure: hold a queue while more of its jobs than this are ready and other programs need the CPU; 0: off",
     )
-    load_threshold: float = _setting(1.0, "backpressure: load per core (1 minute average) above which claiming pauses")
-    backpressure_pause: float = _setting(3.0, "backpressure: how long a pause of the claiming is")
+    load_threshold: float = _setting(
+        0.7, "backpressure: share of the CPU that other programs use (0 to 1, over 5 s) above which a queue is held"
+    )
+    backpressure_pause: float = _setting(3.0, "backpressure: seconds for which a queue is held")
     retry_jitter: float = _setting(0.1, "each retry delay is made longer or shorter by up to this share")
     retention: float = _setting(
         604_800.0,

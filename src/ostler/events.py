@@ -12,7 +12,7 @@ log = logging.getLogger("ostler.events")
 
 @dataclass(frozen=True, slots=True)
 class WorkerMoved:
-    """A worker slot changed its status. After an end: why, how, what it was at, its last line, and when it is started again."""
+    """A worker slot changed its status. After an exit: why, how, what it had in hand, its last line, when it is started again."""
 
     component: str
     generation: int
@@ -21,8 +21,10 @@ class WorkerMoved:
     pid: int | None = None
     reason: str | None = None
     delay: float | None = None
-    how: str | None = None  # the signal or the exit code
-    job: int | None = None
+    signal: str | None = None
+    code: int | None = None
+    item: str | None = None  # what it had in hand, such as job:12
+    counted: bool = True  # whether a crash counts against the worker
     line: str | None = None
 
 
@@ -78,8 +80,9 @@ class Beats:
 
 @dataclass(frozen=True, slots=True)
 class Backpressure:
-    """Claiming pauses for a while."""
+    """Claims of one queue are held for a while."""
 
+    queue: str
     reason: str
 
 

@@ -14,43 +14,66 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import uvicorn
-
 from ostler.app import Ostler
 from ostler.check import check_app
-from ostler.config import Settings, is_loopback
+from ostler.config import Settings
 from ostler.errors import ConfigError
-from ostler.events import Backpressure, Bus, Event, JobEnded, PoolPaused, Recovered, StoreAnswers, WorkerMoved
+from ostler.events import Bus, Recovered, StoreAnswers
 from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
+from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
-from ostler.lifecycle import family, probe
+from ostler.lifecycle import family, predecessor, probe
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
+from ostler.live import log as node_log
 from ostler.live.broker import Broker
 from ostler.live.incidents import Incidents
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
+from ostler.parts import Part, running
 from ostler.store import Store, database_path, now_ms
 from ostler.store.doorbell import Doorbell
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
-from ostler.store.sweep import recover_dead_nodes
 from ostler.web.app import build
-from ostler.web.connections import Connection
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
+from ostler.web.server import Server, listen, url_of
 
 log = logging.getLogger("ostler")
 
 _FILES = 65_536  # files that a node may have open, where it is allowed to
-_UNSENT = 131_072  # bytes that the kernel holds of what a client has not taken
+
+
+@dataclass(frozen=True, slots=True)
+class _Lanes:
+    """The node's connections to the store, by purpose: none waits behind another's work."""
+
+    turns: Lane  # the dispatcher: results out, claims in
+    records: Lane  # the supervisor and the incidents
+    intake: Lane  # durable: jobs that come in, cancels, retries, pauses, leave to publish
+    glance: Lane  # short reads: the poll, the live state, one job
+    reader: Lane  # reads that may take long: searches, listings, metrics
+    upkeep: Lane  # durable: purging, schedules, dead nodes
+
+    def all(self) -> list[Lane]:
+        return [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
+
+
+@dataclass(frozen=True, slots=True)
+class _Parts:
+    """All that a node starts, in order."""
+
+    supervisor: Supervisor
+    in_order: list[Part]
 
 
 class Node:
@@ -67,110 +90,36 @@ class Node:
 
     async def run(self) -> None:
         """Serve until asked to stop. Raises ConfigError before anything was started when it cannot."""
-        settings, loop = self.settings, asyncio.get_running_loop()
-        with contextlib.ExitStack() as held:
-            folder = database_path(settings.store, settings.data_dir).parent
-            specs = self._specs_checked()
-            web_socket = held.enter_context(_listen(settings.host, settings.port))
-            self.url = _url(settings.host, web_socket.getsockname()[1])
-            held.enter_context(_lock(folder))
+        settings = self.settings
+        folder = database_path(settings.store, settings.data_dir).parent
+        check_app(settings, self.app, self.target)
+        with listen(settings.host, settings.port) as web_socket, _lock(folder):
+            self.url = url_of(settings.host, web_socket)
             _prepare(settings)
-            with self._open(durable=True) as store:
-                self._origin = store.meta.once("store_id", secrets.token_hex(8))
-                store.jobs.declare(
-                    (
-                        {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
-                        for t in self.app.tasks.values()
-                    ),
-                    now_ms(),
-                )
-                store.jobs.flows.declare_schedules(self._schedules())
-                recovered = recover_dead_nodes(store, now_ms(), _is_alive, _end)
-            doorbell = held.enter_context(contextlib.closing(Doorbell(folder)))
+            recovered = self._open_store()
+            parts = self._build(folder, web_socket, recovered)
+            self._force = parts.supervisor.force
+            async with running(parts.in_order):
+                with _address(folder, self.url):
+                    self._serve(parts.supervisor, folder)
+                    await self._stop.wait()
+                    log.info(
+                        "stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace
+                    )
+                    await parts.supervisor.drain()
+        log.info("node %s has stopped", settings.node)
 
-            bus = Bus()
-            bus.listen(_tell)
-
-            def answers(lane: str, well: bool) -> None:
-                bus.send(StoreAnswers(lane, well))
-
-            writer = Lane("writer", lambda: self._open(durable=False), loop, answers)
-            reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop, answers)
-            intake_lane = Lane("intake", lambda: self._open(durable=True), loop, answers)
-            lanes = [writer, reader, intake_lane]
-            metrics = Metrics(bus)
-            incidents = Incidents(settings.node, bus, writer)
-            await incidents.load()
-            incidents.tell("info", "node", f"node {settings.node} started")
-            if recovered:
-                bus.send(Recovered(len(recovered), "stale"))
-            limits = {
-                q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()
-            }
-            dispatcher = Dispatcher(settings, writer, reader, bus, limits)
-            supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
-            dispatcher.supervisor = supervisor
-            intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
-            upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
-            tasks = {name: task.row for name, task in self.app.tasks.items()}
-            broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
-            queues = sorted({task.queue for task in self.app.tasks.values()})
-            watch = Watch(settings, broker, bus, supervisor, dispatcher, reader, lanes, incidents, queues)
-            tails = Tails(bus)
-            context = Context(
-                settings,
-                supervisor,
-                Control(supervisor),
-                dispatcher,
-                intake,
-                reader,
-                intake_lane,
-                tasks,
-                self.url,
-                lanes,
-                metrics,
-                broker,
-                watch,
-                tails,
-            )
-            web = _Web(build(context, self.app.routes), web_socket)
-
-            self._force = supervisor.force
-            loop.add_reader(doorbell.fileno(), doorbell.answer, dispatcher.ring)
-            await supervisor.start()
-            dispatcher.start()
-            upkeep.start()
-            watch.start()
-            await web.start()
-            supervisor.mark_serving()
-            held.enter_context(_address(folder, self.url))
-            log.info(
-                "node %s is up: dashboard and API at %s, data in %s, workers: %d, pools: %d",
-                settings.node,
-                self.url,
-                folder,
-                len(supervisor.slots),
-                len(supervisor.pools),
-            )
-            self.ready.set()
-            try:
-                await self._stop.wait()
-                log.info(
-                    "stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace
-                )
-            finally:
-                await supervisor.stop()
-                await upkeep.close()
-                await dispatcher.close()
-                tails.close()
-                await watch.close()
-                await web.stop()
-                incidents.close()
-                await supervisor.close()
-                loop.remove_reader(doorbell.fileno())
-                for lane in (intake_lane, reader, writer):
-                    await lane.close()
-            log.info("node %s has stopped", settings.node)
+    def _serve(self, supervisor: Supervisor, folder: Path) -> None:
+        supervisor.mark_serving()
+        log.info(
+            "node %s is up: dashboard and API at %s, data in %s, workers: %d, pools: %d",
+            self.settings.node,
+            self.url,
+            folder,
+            len(supervisor.slots),
+            len(supervisor.pools),
+        )
+        self.ready.set()
 
     def stop(self) -> None:
         """The first time: drain. From the second on: now."""
@@ -181,17 +130,97 @@ class Node:
             log.warning("stopping by force")
             self._force()
 
+    # ---- building
+
+    def _open_store(self) -> list[int]:
+        """Bring the store up to date with the app; returns the jobs that dead nodes had left."""
+        with self._open(durable=True) as store:
+            self._origin = store.meta.once("store_id", secrets.token_hex(8))
+            store.jobs.declare(
+                (
+                    {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
+                    for t in self.app.tasks.values()
+                ),
+                now_ms(),
+            )
+            store.jobs.flows.declare_schedules(self._schedules())
+            return predecessor.recover(store)
+
+    def _build(self, folder: Path, web_socket: socket.socket, recovered: list[int]) -> _Parts:
+        settings = self.settings
+        bus = Bus()
+        bus.listen(node_log.tell)
+        lanes = self._lanes(bus)
+        metrics = Metrics(bus)
+        incidents = Incidents(settings.node, bus, lanes.records)
+        incidents.tell("info", "node", f"node {settings.node} started")
+        if recovered:
+            bus.send(Recovered(len(recovered), "stale"))
+        limits = {q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()}
+        dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, limits, self._watermarks())
+        supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher))
+        dispatcher.supervisor = supervisor
+        poll = Poll(settings, lanes.glance, supervisor, dispatcher)
+        intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
+        upkeep = Upkeep(settings, lanes.upkeep, bus, dispatcher.ring, self._recover, self._origin)
+        broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
+        watch = Watch(
+            settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
+        )
+        tails = Tails(bus)
+        context = Context(
+            settings=settings,
+            supervisor=supervisor,
+            control=Control(supervisor),
+            dispatcher=dispatcher,
+            poll=poll,
+            intake=intake,
+            glance=lanes.glance,
+            reader=lanes.reader,
+            writer=lanes.intake,
+            lanes=lanes.all(),
+            tasks={name: task.row for name, task in self.app.tasks.items()},
+            url=self.url,
+            metrics=metrics,
+            broker=broker,
+            watch=watch,
+            tails=tails,
+        )
+        web = Server(build(context, self.app.routes), web_socket)
+        bell = _Bell(folder, dispatcher.ring)
+        order: list[Part] = [*lanes.all(), incidents, dispatcher, supervisor, poll, bell, upkeep, watch, tails, web]
+        return _Parts(supervisor, order)
+
+    def _lanes(self, bus: Bus) -> _Lanes:
+        loop = asyncio.get_running_loop()
+
+        def lane(name: str, *, durable: bool = False, read_only: bool = False) -> Lane:
+            def answers(which: str, well: bool) -> None:
+                bus.send(StoreAnswers(which, well))
+
+            return Lane(name, lambda: self._open(durable=durable, read_only=read_only), loop, answers)
+
+        return _Lanes(
+            turns=lane("turns"),
+            records=lane("records"),
+            intake=lane("intake", durable=True),
+            glance=lane("glance", read_only=True),
+            reader=lane("reader", read_only=True),
+            upkeep=lane("upkeep", durable=True),
+        )
+
     def _open(self, *, durable: bool, read_only: bool = False) -> Store:
         return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
 
     def _recover(self, store: Store) -> list[int]:
         """What other nodes, dead by now, have left: every node looks, the first one to see it acts."""
-        stale = now_ms() - int(self.settings.stale_after * 1000)
+        return predecessor.recover(store, self.settings.stale_after, self.settings.node)
 
-        def alive(row: dict[str, Any]) -> bool:
-            return row["node"] == self.settings.node or _is_alive(row) or row["last_heartbeat"] > stale
+    def _queues(self) -> list[str]:
+        return sorted({task.queue for task in self.app.tasks.values()})
 
-        return recover_dead_nodes(store, now_ms(), alive, _end)
+    def _watermarks(self) -> dict[str, int]:
+        return {q: self.settings.pool(q, self.app.pools.get(q)).high_watermark or 0 for q in self._queues()}
 
     def _schedules(self) -> list[dict[str, Any]]:
         now = now_ms()
@@ -206,15 +235,13 @@ class Node:
             for name, (spec, zone, step) in self.app.schedules.items()
         ]
 
-    def _specs_checked(self) -> Callable[[Dispatcher], list[PoolSpec]]:
-        """The pools that the app needs, checked before anything starts."""
-        check_app(self.settings, self.app, self.target)
-        queues = sorted({task.queue for task in self.app.tasks.values()})
-        return lambda dispatcher: [
-            *(
-                self._spec(q, [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target], dispatcher)
-                for q in queues
-            ),
+    # ---- pools
+
+    def _specs(self, dispatcher: Dispatcher) -> list[PoolSpec]:
+        """The pools that the app needs."""
+        runner = [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target]
+        return [
+            *(self._spec(queue, runner, dispatcher) for queue in self._queues()),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
         ]
 
@@ -246,9 +273,27 @@ class Node:
         )
 
 
+class _Bell:
+    """The doorbell as a part of the node: a ring wakes the dispatcher."""
+
+    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
+        self._folder, self._wake = folder, wake
+        self._bell: Doorbell | None = None
+
+    async def start(self) -> None:
+        self._bell = Doorbell(self._folder)
+        asyncio.get_running_loop().add_reader(self._bell.fileno(), self._bell.answer, self._wake)
+
+    async def stop(self) -> None:
+        bell, self._bell = self._bell, None
+        if bell:
+            asyncio.get_running_loop().remove_reader(bell.fileno())
+            bell.close()
+
+
 def serve(settings: Settings, app: Ostler, target: str) -> None:
     """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
-    _logging(settings.log_level)
+    node_log.configure(settings.log_level)
     _allow_files()
     sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
 
@@ -279,42 +324,6 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-class _Web(uvicorn.Server):
-    """The HTTP server on the node's own loop and socket; signals are the node's business."""
-
-    def __init__(self, app: Any, sock: socket.socket) -> None:
-        super().__init__(
-            uvicorn.Config(
-                app,
-                http=Connection,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=3,
-                server_header=False,
-            )
-        )
-        self._sock = sock
-        self._serving: asyncio.Task[None] | None = None
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    async def start(self) -> None:
-        self._serving = asyncio.get_running_loop().create_task(self.serve(sockets=[self._sock]), name="web")
-        while not self.started:
-            if self._serving.done():
-                await self._serving
-                raise ConfigError("the HTTP server ended at its start")
-            await asyncio.sleep(0.005)
-
-    async def stop(self) -> None:
-        self.should_exit = True
-        if self._serving:
-            await self._serving
 
 
 @contextlib.contextmanager
@@ -354,24 +363,6 @@ def _prepare(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def _listen(host: str, port: int) -> Iterator[socket.socket]:
-    """The bound socket; taken before anything starts, so that a taken port leaves nothing running."""
-    kind = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(kind, socket.SOCK_STREAM) as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # What a client has not taken stays with us, where it can be replaced by newer, not as megabytes in the kernel.
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT)
-        try:
-            sock.bind((host.strip("[]"), port))
-            sock.listen(1024)
-        except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)"
-            ) from error
-        yield sock
-
-
-@contextlib.contextmanager
 def _address(folder: Path, url: str) -> Iterator[None]:
     """`node.json` tells the CLI where the node listens."""
     path = folder / "node.json"
@@ -382,58 +373,3 @@ def _address(folder: Path, url: str) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def _url(host: str, port: int) -> str:
-    shown = host if is_loopback(host) else ("127.0.0.1" if host in ("0.0.0.0", "::") else host)  # noqa: S104
-    return f"http://[{shown}]:{port}" if ":" in shown else f"http://{shown}:{port}"
-
-
-def _is_alive(row: dict[str, Any]) -> bool:
-    same_boot = (row["metadata"] or {}).get("boot_id") == family.boot_id()
-    return same_boot and row["pid"] != os.getpid() and family.is_alive(row["pid"], row["pid_start"])
-
-
-def _end(node: dict[str, Any], workers: list[dict[str, Any]]) -> int:
-    metadata = node["metadata"] or {}
-    if metadata.get("boot_id") != family.boot_id():
-        return 0  # another boot of the machine: nothing of it can be alive
-    roots = [w["pid"] for w in workers if family.is_alive(w["pid"], w["pid_start"])]
-    return family.kill(f"{metadata['token']}/" if metadata.get("token") else "\0", roots)
-
-
-def _tell(event: Event) -> None:
-    """The node's log, in words."""
-    if isinstance(event, JobEnded) and event.event != "failed":
-        return  # the most frequent one, and nothing to tell
-    match event:
-        case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay, how=how, line=line):
-            follows = f"restart in {delay:g} s" if delay is not None else "no restart"
-            last = f', last line: "{line}"' if line else ""
-            log.warning("%s (generation %d) crashed: %s, %s%s; %s", component, generation, reason, how, last, follows)
-        case WorkerMoved(component, _, _, "failed", reason=reason):
-            log.error("%s is failed: %s. Look at its log, then: ostler restart %s", component, reason, component)
-        case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
-            extra = f" (pid {pid})" if status == "healthy" else (f" ({reason})" if reason else "")
-            log.info("%s generation %d: %s -> %s%s", component, generation, before, status, extra)
-        case JobEnded(job, task, _, worker, "failed", seconds, code):
-            log.warning(
-                "job %d (%s) failed on %s after %.1f s: %s; see: ostler jobs %d", job, task, worker, seconds, code, job
-            )
-        case Backpressure(reason):
-            log.warning("claiming pauses: %s", reason)
-        case PoolPaused(pool, _, still=True):
-            log.warning(
-                "%s still paused, as before; to go on: ostler resume%s",
-                f"{pool} is" if pool else "all pools are",
-                f" {pool}" if pool else "",
-            )
-        case PoolPaused(pool, paused):
-            log.info("%s %s", pool or "all pools", "paused" if paused else "resumed")
-
-
-def _logging(level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(), format="%(asctime)s %(levelname)-7s %(message)s", datefmt="%H:%M:%S", stream=sys.stderr
-    )
-    logging.getLogger("ostler").setLevel(level.upper())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from ostler.events import Bus
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.state import Status
-from ostler.lifecycle.worker import Exit, Pool, PoolSpec, Slot, Worker
+from ostler.lifecycle.worker import Exit, Left, Pool, PoolSpec, Slot, Worker
 from ostler.store import Store, now_ms
 from ostler.store.rows import NewJob
 
@@ -33,13 +34,14 @@ class Line:
 class Boss:
     """What the dispatcher needs of a supervisor."""
 
-    enabled, stopping, pause_epoch, pools = True, False, 0, {}
+    stopping, pools = False, {}
+    pauses = SimpleNamespace(enabled=True)
 
     def __init__(self) -> None:
         self.killed: list[tuple[str, str]] = []
         self.woken = 0
 
-    def kill(self, worker: Worker, reason: str) -> None:
+    def kill(self, worker: Worker, reason: str, *, on_purpose: bool = False) -> None:
         worker.killing = reason
         self.killed.append((worker.component, reason))
 
@@ -48,6 +50,9 @@ class Boss:
 
     def wake(self) -> None:
         self.woken += 1
+
+    def finished(self, worker: Worker, *, idle: bool) -> None:
+        worker.served += 1
 
 
 class Fake(Worker):
@@ -99,7 +104,7 @@ def run(store: Store):
         async def main() -> None:
             desk = Desk(store)
             await scenario(desk)
-            for handle in (desk.dispatcher._timer, desk.dispatcher._due):
+            for handle in (desk.dispatcher.deadlines._timer, desk.dispatcher._due):
                 if handle:
                     handle.cancel()
 
@@ -111,10 +116,10 @@ def run(store: Store):
 def test_a_job_that_was_handed_over_and_never_begun_is_not_blamed(run) -> None:
     async def scenario(desk: Desk) -> None:
         worker, (job,) = Fake(), desk.put()
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         assert [j[0] for j in worker.in_hand()] == [job]
-        assert desk.dispatcher.gone(worker, CRASH) is None
+        assert desk.dispatcher.gone(worker, CRASH) == Left()
         await desk.turn()
         assert desk.status(job) == [("queued", 0, 0)]
 
@@ -125,11 +130,11 @@ def test_a_job_that_had_begun_is_blamed_and_those_behind_it_are_not(run) -> None
     async def scenario(desk: Desk) -> None:
         desk.known_short()
         worker, jobs = Fake(), desk.put(4)
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.dispatcher.heard(worker, ["begin", jobs[0], 1])
         desk.dispatcher.heard(worker, ["done", jobs[0], 1, "null"])  # also the beginning of the second
-        assert desk.dispatcher.gone(worker, CRASH) == jobs[1]
+        assert desk.dispatcher.gone(worker, CRASH) == Left(f"job:{jobs[1]}")
         await desk.turn()
         assert desk.status(*jobs) == [("done", 1, 0), ("queued", 1, 1), ("queued", 0, 0), ("queued", 0, 0)]
 
@@ -141,14 +146,14 @@ def test_a_timeout_that_came_too_late_does_not_stick_to_the_next_job(run) -> Non
         desk.known_short()
         worker = Fake()
         (first,), (second,) = desk.put(timeout=60), desk.put()
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.dispatcher.heard(worker, ["begin", first, 1])
         desk.later(worker, 61)
-        desk.dispatcher._tick()
+        desk.dispatcher.deadlines.tick()
         assert desk.boss.killed == [("worker:q:0", "job-timeout")]
         desk.dispatcher.heard(worker, ["done", first, 1, "1"])  # it had finished after all
-        assert desk.dispatcher.gone(worker, Exit("job-timeout", "asked", -9, "SIGKILL")) == second
+        assert desk.dispatcher.gone(worker, Exit("job-timeout", "asked", -9, "SIGKILL")).item == f"job:{second}"
         await desk.turn()
         assert desk.status(first, second) == [("done", 1, 0), ("queued", 1, 0)]
         assert "aborted:shutdown" in [e["name"] for e in desk.store.jobs.events(second)]
@@ -160,10 +165,10 @@ def test_a_cancelled_job_that_comes_back_unbegun_does_not_block_its_worker(run) 
     async def scenario(desk: Desk) -> None:
         desk.known_short()
         worker, jobs = Fake(), desk.put(3)
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.store.jobs.cancel(jobs[0], now_ms())
-        desk.dispatcher.cancel(jobs[0])
+        desk.dispatcher.deadlines.cancel(jobs[0])
         assert ("cancel", jobs[0]) in worker.told
         desk.dispatcher.heard(worker, ["back", jobs])
         await desk.turn()
@@ -177,11 +182,11 @@ def test_cancelling_a_job_that_waits_in_hand_recalls_it(run) -> None:
     async def scenario(desk: Desk) -> None:
         desk.known_short()
         worker, jobs = Fake(), desk.put(3)
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.dispatcher.heard(worker, ["begin", jobs[0], 1])
         desk.store.jobs.cancel(jobs[1], now_ms())
-        desk.dispatcher.cancel(jobs[1])
+        desk.dispatcher.deadlines.cancel(jobs[1])
         assert worker.told[-1] == ("recall",)
         desk.dispatcher.heard(worker, ["back", jobs[1:]])
         await desk.turn()
@@ -193,9 +198,9 @@ def test_cancelling_a_job_that_waits_in_hand_recalls_it(run) -> None:
 def test_a_cancel_of_an_older_claim_does_not_touch_the_new_run(run) -> None:
     async def scenario(desk: Desk) -> None:
         worker, (job,) = Fake(), desk.put()
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
-        desk.dispatcher.cancel(job, fence=0)
+        desk.dispatcher.deadlines.cancel(job, fence=0)
         assert not any(frame[0] == "cancel" for frame in worker.told)
 
     run(scenario)
@@ -204,13 +209,13 @@ def test_a_cancel_of_an_older_claim_does_not_touch_the_new_run(run) -> None:
 def test_a_cancelled_job_that_overruns_its_timeout_is_cancelled_and_not_blamed(run) -> None:
     async def scenario(desk: Desk) -> None:
         worker, (job,) = Fake(), desk.put(timeout=2)
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.store.jobs.cancel(job, now_ms())
-        desk.dispatcher.cancel(job)
+        desk.dispatcher.deadlines.cancel(job)
         desk.dispatcher.heard(worker, ["begin", job, 1])
         desk.later(worker, 3)  # its time is over, and the grace of the cancel is not
-        desk.dispatcher._tick()
+        desk.dispatcher.deadlines.tick()
         assert desk.boss.killed == [(worker.component, "cancelled")]
         desk.dispatcher.gone(worker, Exit("cancelled", "asked", -9, "SIGKILL"))
         await desk.turn()
@@ -224,14 +229,14 @@ def test_one_item_that_the_store_refuses_does_not_hold_up_the_others(run) -> Non
         workers = [Fake(n) for n in range(2)]
         jobs = desk.put(2)
         for worker in workers:
-            desk.dispatcher.ready(worker)
+            desk.dispatcher.ready(worker, {})
         await desk.turn()
         for worker, job in zip(workers, jobs, strict=True):
             desk.dispatcher.heard(worker, ["begin", job, 1])
         desk.dispatcher.heard(workers[0], ["done", jobs[0], 1, "1"])
         desk.dispatcher.heard(workers[1], ["fail", jobs[1], 1, "transient", {"code": "ERROR", "message": "x"}, None])
-        bad = desk.dispatcher._requeues[0]
-        desk.dispatcher._requeues[0] = bad._replace(run_at=10**30)  # no integer that SQLite can hold
+        bad = desk.dispatcher._outbox._requeues[0]
+        desk.dispatcher._outbox._requeues[0] = bad._replace(run_at=10**30)  # no integer that SQLite can hold
         await desk.turn()
         assert [s for s, _, _ in desk.status(*jobs)] == ["done", "failed"]
         assert desk.store.jobs.get(jobs[1])["error"]["code"] == "INTERNAL"
@@ -242,7 +247,7 @@ def test_one_item_that_the_store_refuses_does_not_hold_up_the_others(run) -> Non
 def test_a_frame_that_cannot_be_understood_does_not_cost_the_job(run) -> None:
     async def scenario(desk: Desk) -> None:
         worker, (job,) = Fake(), desk.put()
-        desk.dispatcher.ready(worker)
+        desk.dispatcher.ready(worker, {})
         await desk.turn()
         desk.dispatcher.heard(worker, ["begin", job, 1])
         with contextlib.suppress(Exception):
@@ -258,7 +263,7 @@ def test_timers_in_the_past_do_not_end_the_clock(run) -> None:
     async def scenario(desk: Desk) -> None:
         workers = [Fake(n) for n in range(3)]
         for worker in workers:
-            desk.dispatcher.ready(worker)
+            desk.dispatcher.ready(worker, {})
         desk.put(3, timeout=0.0001)
         await desk.turn()
         async with asyncio.timeout(60):
@@ -272,7 +277,7 @@ def test_close_gives_back_what_a_turn_under_way_claimed(run) -> None:
     async def scenario(desk: Desk) -> None:
         worker, (job,) = Fake(), desk.put()
         hold, held = asyncio.Event(), asyncio.Event()
-        line = desk.dispatcher._writer
+        line = desk.dispatcher._outbox._lane
 
         async def slow(work, *, patience=None):
             held.set()
@@ -280,11 +285,11 @@ def test_close_gives_back_what_a_turn_under_way_claimed(run) -> None:
             return work(line.store)
 
         line.call, quick = slow, line.call
-        desk.dispatcher.start()
-        desk.dispatcher.ready(worker)
+        await desk.dispatcher.start()
+        desk.dispatcher.ready(worker, {})
         await held.wait()
         worker.leave = True
-        closing = asyncio.create_task(desk.dispatcher.close())
+        closing = asyncio.create_task(desk.dispatcher.stop())
         await asyncio.sleep(0)
         line.call = quick
         hold.set()
@@ -300,7 +305,7 @@ def test_a_warm_pool_serves_on_until_its_replacement_is_there_and_a_cold_one_sto
         cold, warm = Fake(0, RecycleLimits(count=3)), Fake(1, RecycleLimits(count=3, warm=True))
         for worker in (cold, warm):
             worker.served = 3
-            desk.dispatcher.ready(worker)
+            desk.dispatcher.ready(worker, {})
         assert desk.dispatcher._wants() == {"q": ["worker:q:1"]}
 
     run(scenario)

@@ -109,7 +109,14 @@ def test_only_the_drawn_edges_are_legal() -> None:
 def judged(
     code: int, *, status: Status = Status.HEALTHY, killing: str | None = None, oom: bool = False, clean: int = 0
 ) -> tuple[str, str, int]:
-    worker = Worker(Slot("worker:q:0", 0, Pool(PoolSpec("q", 1, ["x"]))), 1, 0.0, status=status, killing=killing)
+    worker = Worker(
+        Slot("worker:q:0", 0, Pool(PoolSpec("q", 1, ["x"]))),
+        1,
+        0.0,
+        status=status,
+        killing=killing,
+        on_purpose=killing in ("job-timeout", "cancelled"),
+    )
     history = History(clean=tuple(range(clean)))
     end = ends.judge(worker, Ended(code, 0.0, None), history, 5, LIMITS, memory_ran_out=oom)
     return end.reason, end.kind, ends.recorded_code(end)

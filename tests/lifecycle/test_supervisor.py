@@ -22,7 +22,7 @@ class NoLane:
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Supervisor:
-    made = Supervisor(Settings(data=str(tmp_path)), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])])
+    made = Supervisor(Settings(data=str(tmp_path)), NoLane(), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])])
     made.stopping = True  # spawn nothing
     return made
 
@@ -69,15 +69,15 @@ def test_beats_that_came_with_the_wake_up_are_not_put_into_the_future(supervisor
 
 
 def test_more_than_three_beats_that_cannot_be_written_are_called_degraded(supervisor: Supervisor, caplog) -> None:
-    for expected in (False, False, False, True, True):
+    for expected in (False, False, False, False, True, True):
         supervisor.records.beats([])
         assert supervisor.records.degraded is expected
     assert [r.message for r in caplog.records if "HEARTBEAT_DEGRADED" in r.message] == [
-        "HEARTBEAT_DEGRADED: the store has not taken 4 beats in a row; workers go on"
+        "HEARTBEAT_DEGRADED: the store has not taken 4 heartbeats in a row; workers go on"
     ]
 
     class Health:
         def update_heartbeats(self, node, beats) -> None: ...
 
-    supervisor.records._beaten(type("S", (), {"health": Health()})(), [])
+    supervisor.records._write_beats(type("S", (), {"health": Health()})(), [])
     assert not supervisor.records.degraded

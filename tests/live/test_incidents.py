@@ -12,7 +12,9 @@ from ostler.live import incidents as module
 from ostler.live.incidents import KEPT, Incidents, crash, failures
 from ostler.store import Store
 
-KILLED = WorkerMoved("worker:work:0", 1, "healthy", "crashed", reason="signal", how="SIGKILL", delay=0.5, job=7)
+KILLED = WorkerMoved(
+    "worker:work:0", 1, "healthy", "crashed", reason="signal", signal="SIGKILL", delay=0.5, item="job:7"
+)
 HEALTHY = WorkerMoved("worker:work:0", 2, "starting", "healthy", pid=1)
 
 
@@ -60,10 +62,10 @@ def ended(event: str, job: int = 7, code: str | None = None, task: str = "cut") 
             "worker:tag:3 was killed by the kernel: the machine ran out of memory; restarts in 2 s",
         ),
         (
-            WorkerMoved("worker:tag:3", 1, "starting", "crashed", reason="exit", how="exit code 3", delay=None),
+            WorkerMoved("worker:tag:3", 1, "starting", "crashed", reason="exit", code=3, delay=None),
             None,
             None,
-            "worker:tag:3 ended with exit code 3; it is not started again",
+            "worker:tag:3 ended with code 3; it is not started again",
         ),
     ],
 )
@@ -107,7 +109,7 @@ def on_stage(store: Store, play) -> None:
     async def main() -> None:
         scene = Scene(store)
         await play(scene)
-        scene.of.close()
+        await scene.of.stop()
 
     asyncio.run(main())
 
@@ -167,9 +169,9 @@ def test_what_happens_again_after_a_while_is_a_new_incident(store: Store, monkey
         nonlocal now
         for wait in (0, 59_000, 59_000, 61_000):  # counted from the last one
             now += wait
-            scene.say(Backpressure("too much"))
+            scene.say(Backpressure("q", "too much"))
         assert [i.count for i in scene.of.last] == [3, 1]
-        assert scene.texts == ["claiming paused: too much"] * 2
+        assert scene.texts == ["queue q held: too much"] * 2
 
     on_stage(store, play)
 
@@ -220,7 +222,7 @@ def test_incidents_survive_the_node_and_ids_never_meet(store: Store, tmp_path: P
 
     async def later(scene: Scene) -> None:
         scene.of.tell("info", "node", "said before the store was read")
-        await scene.of.load()
+        await scene.of.start()
         assert scene.texts[-2:] == [f"thing {KEPT + 19}", "said before the store was read"]
         assert len(scene.texts) == KEPT
 

@@ -214,7 +214,7 @@ def test_only_who_follows_the_subject_is_woken() -> None:
         tails.leave("job:1", two)
         tails.leave("job:9", two)
         assert list(tails._followers) == ["worker:w:0"]
-        tails.close()
+        await tails.stop()
         assert (tails.closed, other.is_set()) == (True, True)
 
     asyncio.run(main())

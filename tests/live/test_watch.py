@@ -27,11 +27,17 @@ class Scene:
         self.store, self.bus, self.broker = store, Bus(), Broker("e1", "n1")
         self.busy = False
         supervisor = SimpleNamespace(
-            pools={}, slots={}, enabled=True, stopping=False, node="n1", records=SimpleNamespace(degraded=False)
+            pools={},
+            slots={},
+            pauses=SimpleNamespace(enabled=True, holds=lambda _: False),
+            stopping=False,
+            node="n1",
+            records=SimpleNamespace(degraded=False),
         )
-        dispatcher = SimpleNamespace(limits={}, current=lambda _: None)
+        dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
-        self.watch = Watch(Settings(), self.broker, self.bus, supervisor, dispatcher, self, [], incidents, ["q"])
+        poll = SimpleNamespace(stranded={})
+        self.watch = Watch(Settings(), self.broker, self.bus, supervisor, dispatcher, poll, self, [], incidents, ["q"])
 
     async def call(self, work, *, patience=None):
         if self.busy:

@@ -20,6 +20,7 @@ def run(work) -> None:
 def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> None:
     async def main() -> None:
         lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        await lane.start()
         await lane.call(lambda s: None)
         with Store.open("", tmp_path) as blocker:
             blocker.db._connection.execute("BEGIN IMMEDIATE")
@@ -30,7 +31,7 @@ def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> 
             blocker.db._connection.execute("COMMIT")
             assert await write == [1]
         assert lane.trouble_since is None
-        await lane.close()
+        await lane.stop()
 
     run(main)
 
@@ -38,6 +39,7 @@ def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> 
 def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path) -> None:
     async def main() -> None:
         lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        await lane.start()
         await lane.call(lambda s: None)
         with Store.open("", tmp_path) as blocker:
             blocker.db._connection.execute("BEGIN IMMEDIATE")
@@ -45,7 +47,7 @@ def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path) -> None:
                 await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1), patience=0.1)
             blocker.db._connection.execute("COMMIT")
             assert blocker.jobs.list() == ([], None)
-        await lane.close()
+        await lane.stop()
 
     run(main)
 
@@ -53,11 +55,12 @@ def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path) -> None:
 def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path) -> None:
     async def main() -> None:
         lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        await lane.start()
         with pytest.raises(ZeroDivisionError):
             await lane.call(lambda s: 1 // 0)
         lane.post(lambda s: 1 // 0)
         assert await lane.call(lambda s: "still here") == "still here"
-        await lane.close()
+        await lane.stop()
 
     run(main)
 
@@ -65,10 +68,11 @@ def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path) -> None:
 def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path) -> None:
     async def main() -> list[int]:
         lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        await lane.start()
         seen: list[int] = []
         for n in range(50):
             lane.post(lambda s, n=n: seen.append(n))
-        await lane.close()
+        await lane.stop()
         return seen
 
     assert asyncio.run(main()) == list(range(50))

@@ -26,13 +26,12 @@ from ostler.jobs import signature
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
 from ostler.jobs.results import LostClaim
-from ostler.lifecycle.child import Channel
+from ostler.lifecycle.child import APP_LOAD, Channel
 from ostler.lifecycle.wire import Frame
 
 if TYPE_CHECKING:
     from ostler.app import Ostler, Task
 
-APP_LOAD = 70
 _TRACE = 8000
 
 

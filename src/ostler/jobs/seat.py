@@ -31,7 +31,9 @@ class Seat:
         """Another job is the first one in hand: nothing that was said of the last one holds for it."""
         self.began, self.began_ms, self.begun = now, at, begun
         self.recalled = self.timed_out = False
-        self.cancel_by = self.kill_by = self.worker.parting = None
+        self.cancel_by = None
+        if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
+            self.kill_by = None
 
 
 class Durations:

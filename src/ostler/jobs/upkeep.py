@@ -38,17 +38,18 @@ class Upkeep:
         self._origin = origin
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
+    async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(_forever("schedules", self._schedules), name="schedules"),
             loop.create_task(_forever("upkeep", self._clean), name="upkeep"),
         ]
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
 
     async def _schedules(self) -> None:
         jobs, due = await self._lane.call(lambda store: store.jobs.flows.fire(now_ms(), schedule.following))

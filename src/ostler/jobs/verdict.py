@@ -20,6 +20,7 @@ class Policy:
     retry_max: float = 300.0
     crash_limit: int = 2
     jitter: float = 0.0
+    crash_delay: float = 10.0
 
 
 def backoff(run: int, policy: Policy, own: str | None = None, draw: float = 0.0) -> float:
@@ -105,7 +106,11 @@ def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
 
 
 def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requeue:
-    """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC."""
+    """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC.
+
+    The first time it runs again at once. From the second on it waits `crash_delay` and goes to the end of its queue, so that
+    good jobs prove whether it is the job or the environment that crashes.
+    """
     crashes = ran.claim.crashes + 1
     what = {
         "code": "OOM" if reason == "oom" else "CRASH",
@@ -119,7 +124,9 @@ def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requ
             "message": f"took its worker down {crashes} times; last: {what['message']}",
         }
         return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last))
-    return ran.requeue("requeued:crash", crash=1, error=json.dumps(what), data=_data(ran, what, crashes=crashes))
+    later = {"run_at": ran.ended + int(policy.crash_delay * 1000), "last": 1} if crashes > 1 else {}
+    data = _data(ran, what, crashes=crashes)
+    return ran.requeue("requeued:crash", crash=1, error=json.dumps(what), data=data, **later)
 
 
 def snoozed(ran: Ran, after: float) -> Requeue:

@@ -15,23 +15,33 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from typing import Any
 
 from ostler.lifecycle import family
 from ostler.lifecycle.wire import Frame, Frames, encode
 
 CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
 
+# Exit codes of a worker that mean something (70 and up, so that they collide with no shell's and no signal's).
+APP_LOAD = 70
+MODEL_LOAD = 71
+REASONS = {APP_LOAD: "app-load", MODEL_LOAD: "model-load"}
+
 
 class Channel:
-    """The control channel as the worker sees it. `send` may be called from any thread."""
+    """The control channel as the worker sees it. `send` may be called from any thread.
 
-    def __init__(self, heard: Callable[[Frame], None]) -> None:
+    `facts`, where it is given, is called for each heartbeat (on the side thread): what it returns travels with the beat, and
+    the node's answer comes back as a frame `["wanted", …]`.
+    """
+
+    def __init__(self, heard: Callable[[Frame], None], facts: Callable[[], Any] | None = None) -> None:
         descriptor, _, interval = os.environ.pop(CONTROL).partition(":")
         # Children of the worker must not hold the channel: its EOF is how the node sees that the worker is gone.
         os.set_inheritable(int(descriptor), False)
         self._socket = socket.socket(fileno=int(descriptor))
         self._interval = float(interval)
-        self._heard = heard
+        self._heard, self._facts = heard, facts
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._guarded, name="ostler-control", daemon=True)
 
@@ -61,7 +71,7 @@ class Channel:
         while True:
             now = time.monotonic()
             if now >= next_beat:
-                self.send("beat", *memory_mb())
+                self.send("beat", *memory_mb(), *([self._facts()] if self._facts else []))
                 next_beat = now + self._interval
             if not poll.poll(max(0.0, next_beat - time.monotonic()) * 1000):
                 continue

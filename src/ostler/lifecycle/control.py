@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ostler.errors import Conflict, NotFound
-from ostler.events import PoolPaused
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Pool, Slot
@@ -70,29 +69,11 @@ class Control:
 
     async def pause(self, pool: str | None) -> None:
         """The workers of the pool (None: all) stay alive, finish what they have, and take nothing new."""
-        await self._set(pool, paused=True)
+        await self._supervisor.pauses.set(pool, paused=True)
 
     async def resume(self, pool: str | None) -> None:
         """They take work again. Stopped ones are started, failed ones never. Twice is the same as once."""
-        await self._set(pool, paused=False)
+        await self._supervisor.pauses.set(pool, paused=False)
         for slot in self._supervisor.slots.values() if pool is None else self.pool(pool).slots:
-            slot.wanted = True
+            slot.wanted |= slot.key is None  # what was opened on demand is its tenant's to start
         self._supervisor.wake()
-
-    async def _set(self, pool: str | None, *, paused: bool) -> None:
-        if pool is None:
-            self._supervisor.enabled = not paused
-            key, value = "worker_enabled", "false" if paused else "true"
-        else:
-            self.pool(pool).paused = paused
-            key, value = f"pool_paused:{pool}", "true" if paused else "false"
-        self._supervisor.bus.send(PoolPaused(pool, paused))
-        if paused:
-            for slot in self._supervisor.slots.values() if pool is None else self.pool(pool).slots:
-                for worker in slot.all():
-                    slot.pool.spec.tenant.pause(worker)
-        self._supervisor.pause_epoch += 1
-        try:
-            await self._supervisor.records.flag(key, value)
-        finally:
-            self._supervisor.pause_epoch += 1

@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
+from ostler.lifecycle.child import REASONS
 from ostler.lifecycle.process import Ended
 from ostler.lifecycle.restart import History, Limits, is_exit_loop
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Exit, Worker
 
-# Kills that somebody outside the worker wanted and that say nothing against it.
-ON_PURPOSE = frozenset({"job-timeout", "cancelled", "shutdown"})
-
 # The codes of seed 001 that are no process's exit code: unknown, heartbeat timeout, invalid heartbeat.
 _SEED_CODE = {"spawn": -1, "unknown": -1, "silence": -2, "unwell": -2, "protocol": -3}
-
-# What a worker's own exit code means (70 and up, so that they collide with no shell's and no signal's).
-APP_LOAD = 70
-MODEL_LOAD = 71
-_REASONS = {APP_LOAD: "app-load", MODEL_LOAD: "model-load"}
 
 
 def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limits, *, memory_ran_out: bool) -> Exit:
     """The reason and the kind of an end: asked, clean or crash."""
     if worker.killing is not None:
-        return Exit(worker.killing, "asked" if worker.killing in ON_PURPOSE else "crash", ended.code, ended.signal)
+        return Exit(worker.killing, "asked" if worker.on_purpose else "crash", ended.code, ended.signal)
     if worker.parting is not None:
         return Exit(worker.parting, "asked", ended.code, ended.signal)
     if worker.status is Status.STOPPING:
@@ -39,7 +32,7 @@ def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limi
         return Exit(
             "oom" if ended.signal == "SIGKILL" and memory_ran_out else "signal", "crash", ended.code, ended.signal
         )
-    return Exit(_REASONS.get(ended.code, "exit"), "crash", ended.code, None)
+    return Exit(REASONS.get(ended.code, "exit"), "crash", ended.code, None)
 
 
 def recorded_code(end: Exit) -> int:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 VARIABLE = "OSTLER_FAMILY"
+NODE = "OSTLER_NODE"  # in the node's own environment: children with this and without the other are the node's own
 
 
 class Seen(NamedTuple):
@@ -72,23 +73,55 @@ def processes() -> Iterator[Seen]:
             yield Seen(int(name), int(fields[1]), int(fields[3]), fields[0] in "ZX")
 
 
-def mark_of(pid: int) -> str | None:
-    """The family that a process belongs to by its environment."""
+def children() -> list[Seen]:
+    """The children of this process, exited ones too. None where there is no /proc."""
+    pids: set[int] = set()
+    try:
+        for thread in os.listdir("/proc/self/task"):  # noqa: PTH208
+            with open(f"/proc/self/task/{thread}/children", encoding="ascii") as file:  # noqa: PTH123
+                pids.update(map(int, file.read().split()))
+    except OSError:  # a kernel without that file, or a thread that has just ended: the slow way
+        return [p for p in processes() if p.parent == os.getpid()]
+    return [Seen(pid, int(f[1]), int(f[3]), f[0] in "ZX") for pid in pids if (f := _stat(pid))]
+
+
+def marks_of(pid: int) -> dict[str, str]:
+    """What a process carries of OSTLER_FAMILY and OSTLER_NODE in its environment."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as file:  # noqa: PTH123
-            environ = file.read()
+            entries = [entry.partition(b"=") for entry in file.read().split(b"\0")]
     except OSError:
-        return None
-    for entry in environ.split(b"\0"):
-        if entry.startswith(VARIABLE.encode() + b"="):
-            return entry.partition(b"=")[2].decode(errors="replace")
-    return None
+        return {}
+    wanted = (VARIABLE.encode(), NODE.encode())
+    return {name.decode(): value.decode(errors="replace") for name, _, value in entries if name in wanted}
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process and all its descendants, those that have exited and were reaped included."""
+    tick = os.sysconf("SC_CLK_TCK")
+    parents: dict[int, int] = {}
+    used: dict[int, int] = {}
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit() and (fields := _stat(int(name))):
+            parents[int(name)] = int(fields[1])
+            used[int(name)] = sum(map(int, fields[11:15]))
+    return sum(n for pid, n in used.items() if _descends(pid, os.getpid(), parents)) / tick
+
+
+def _descends(pid: int, root: int, parents: dict[int, int]) -> bool:
+    for _ in range(1000):  # a bound for pids that are used again while we look
+        if pid == root:
+            return True
+        if pid not in parents:
+            return False
+        pid = parents[pid]
+    return False
 
 
 def members(prefix: str, roots: Iterable[int] = ()) -> set[int]:
     """All living processes whose mark starts with `prefix`, the `roots`, what is in their sessions, and the descendants of all of them."""
     seen = [p for p in processes() if not p.zombie]
-    found = {p.pid for p in seen if (mark_of(p.pid) or "").startswith(prefix)}
+    found = {p.pid for p in seen if marks_of(p.pid).get(VARIABLE, "").startswith(prefix)}
     # All of a session came out of its leader, also what has lost its mark and its parent.
     roots = {*roots, *(p.pid for p in seen if p.pid in found and p.session == p.pid)}
     found |= {p.pid for p in seen if p.pid in roots or p.session in roots}
@@ -130,27 +163,6 @@ def adopt_orphans() -> bool:
         return bool(ctypes.CDLL(None).prctl(36, 1, 0, 0, 0) == 0)  # PR_SET_CHILD_SUBREAPER
     except (ImportError, OSError, AttributeError):
         return False
-
-
-def end_adopted(known: set[int]) -> int:
-    """End and reap orphans that came to this process: its children, not `known`, in sessions of their own.
-
-    A worker's child that cleared its environment and started a session is found by nothing else. Children that our own code
-    started share our session and are left alone.
-    """
-    own = os.getsid(0)
-    ended = 0
-    for p in processes():
-        if p.parent != os.getpid() or p.pid in known or p.session == own:
-            continue
-        if not p.zombie:
-            kill("\0", [p.pid], patience=0.5)
-            ended += 1
-        try:
-            os.waitpid(p.pid, 0 if p.zombie else os.WNOHANG)
-        except ChildProcessError:
-            continue
-    return ended
 
 
 def rss_by_session(sessions: set[int]) -> dict[int, float]:

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
+from ostler.lifecycle import family
 from ostler.lifecycle.process import Launch
 from ostler.lifecycle.worker import PoolSpec, Slot
 
 
-def places(spec: PoolSpec, slot: Slot) -> dict[str, str]:
+def places(spec: PoolSpec, slot: Slot, argv: Sequence[str]) -> dict[str, str]:
     """`{n}` and `{port}` for one worker; a port is looked for only where one is wanted."""
-    wants_port = any("{port}" in part for part in (*spec.argv, *spec.env.values()))
+    wants_port = any("{port}" in part for part in (*argv, *spec.env.values()))
     return {"n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
 
 
 def prepare(
-    spec: PoolSpec, slot: Slot, generation: int, filled: dict[str, str], token: str, logs: Path, beat: float
+    spec: PoolSpec,
+    slot: Slot,
+    generation: int,
+    argv: Sequence[str],
+    filled: dict[str, str],
+    token: str,
+    logs: Path,
+    beat: float,
 ) -> Launch:
     """The launch of one generation."""
+    inherited = {k: v for k, v in os.environ.items() if k != family.NODE}
     return Launch(
-        argv=[_fill(a, filled) for a in spec.argv],
-        env={**os.environ, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
+        argv=[_fill(a, filled) for a in argv],
+        env={**inherited, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
         mark=f"{token}/{slot.component}/{generation}/",
         log=logs / f"{spec.name}-{slot.number}.log",
         cwd=spec.cwd,

@@ -11,6 +11,7 @@ import socket
 from collections.abc import Callable
 
 from ostler.config import Settings
+from ostler.errors import StoreBusy
 from ostler.lifecycle import family
 from ostler.lifecycle.restart import History
 from ostler.lifecycle.state import Status
@@ -33,15 +34,24 @@ class Records:
         self._settings, self._lane, self._token = settings, lane, token
         self._node = settings.node
         self._generation = 1
-        self._late_beats = 0  # beats that were due while one is still on its way to the store
+        self._writing_beats = False
+        self._late_beats = 0  # heartbeats in a row that the store has not taken
 
     # ---- the node
 
-    async def load(self, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
-        """Register the node and its slots, and fill in what is known of them. Returns (enabled, paused pools)."""
-        return await self._lane.call(lambda store: self._load(store, slots), patience=self._settings.store_patience)
+    async def load(
+        self, slots: dict[str, Slot], known_slot: Callable[[str, int, str], Slot | None]
+    ) -> tuple[bool, frozenset[str]]:
+        """Register the node and its slots, and fill in what is known of them. Returns (enabled, paused pools).
 
-    def _load(self, store: Store, slots: dict[str, Slot]) -> tuple[bool, frozenset[str]]:
+        `known_slot(pool, number, key)` makes the slot of a row that was opened on demand, or says that it is no more.
+        """
+        patience = self._settings.store_patience
+        return await self._lane.call(lambda store: self._load(store, slots, known_slot), patience=patience)
+
+    def _load(
+        self, store: Store, slots: dict[str, Slot], known_slot: Callable[[str, int, str], Slot | None]
+    ) -> tuple[bool, frozenset[str]]:
         now, health = now_ms(), store.health
         health.register(self._node, NODE, None, now)
         row = health.get_node(self._node)
@@ -51,9 +61,11 @@ class Records:
         health.mark_starting(self._node, NODE, self._generation, pid, family.start_time(pid), now, metadata)
         known = {w["component"]: w for w in health.get_all_workers(self._node)}
         for gone in known.keys() - slots.keys():
-            health.remove(self._node, gone)
+            number, key = int(gone.rpartition(":")[2]), known[gone]["key"]
+            if key is None or known_slot(known[gone]["pool"], number, key) is None:
+                health.remove(self._node, gone)
         for slot in slots.values():
-            health.register(self._node, slot.component, slot.pool.spec.name, now)
+            health.register(self._node, slot.component, slot.pool.spec.name, now, slot.key)
             if found := known.get(slot.component):
                 slot.generation = slot.recorded = found["generation"]
                 slot.history = self._history(store, slot.component, now, found["streak"], found["restart_count"])
@@ -77,6 +89,11 @@ class Records:
         self._post(lambda store: store.health.mark_stopped(self._node, row, 0))
 
     # ---- workers
+
+    def opened(self, slot: Slot) -> None:
+        """A slot was opened on demand: its number stays with its key."""
+        pool, at = slot.pool.spec.name, now_ms()
+        self._post(lambda store: store.health.register(self._node, slot.component, pool, at, slot.key))
 
     def starting(self, worker: Worker) -> None:
         process, at = worker.process, now_ms()
@@ -111,37 +128,49 @@ class Records:
         component, generation = worker.component, worker.generation
         self._post(lambda store: store.health.end_streak(self._node, component, generation))
 
+    def forgiven(self, worker: Worker) -> None:
+        """It finished an item: streak and window start anew."""
+        component, generation = worker.component, worker.generation
+        self._post(lambda store: store.health.forgive(self._node, component, generation))
+
     def reset(self, slot: Slot) -> None:
         self._post(lambda store: store.health.reset_restart_count(self._node, slot.component))
 
     def beats(self, workers: list[Worker]) -> None:
-        """All beats of the node in one statement."""
-        if self._late_beats > 0:
-            self._late_beats += 1
-            if self._late_beats == _DEGRADED:
-                log.warning(
-                    "HEARTBEAT_DEGRADED: the store has not taken %d beats in a row; workers go on", self._late_beats
-                )
+        """All heartbeats of the node in one statement; while one is on its way to the store, the next is only counted as late."""
+        if self._writing_beats:
+            self._missed()
             return
         beats: list[tuple[str, int, int, float | None]] = [(NODE, self._generation, now_ms(), None)]
         beats += [(w.component, w.generation, w.last_beat_ms, w.rss_mb) for w in workers]
-        self._late_beats = 1
-        self._post(lambda store: self._beaten(store, beats))
+        self._writing_beats = True
+        self._post(lambda store: self._write_beats(store, beats))
 
-    def _beaten(self, store: Store, beats: list[tuple[str, int, int, float | None]]) -> None:
-        store.health.update_heartbeats(self._node, beats)
+    def _write_beats(self, store: Store, beats: list[tuple[str, int, int, float | None]]) -> None:
+        """On the lane. Whatever goes wrong with one write, the next heartbeat is written again."""
+        try:
+            store.health.update_heartbeats(self._node, beats)
+        except StoreBusy:
+            raise  # the lane tries this one again
+        except Exception:
+            self._writing_beats = False
+            self._missed()
+            raise
         if self._late_beats >= _DEGRADED:
-            log.info("the store takes beats again")
-        self._late_beats = 0
+            log.info("the store takes heartbeats again")
+        self._late_beats, self._writing_beats = 0, False
+
+    def _missed(self) -> None:
+        self._late_beats += 1
+        if self._late_beats == _DEGRADED:
+            log.warning(
+                "HEARTBEAT_DEGRADED: the store has not taken %d heartbeats in a row; workers go on", self._late_beats
+            )
 
     @property
     def degraded(self) -> bool:
-        """Whether more than three beats in a row could not be written."""
+        """Whether more than three heartbeats in a row could not be written."""
         return self._late_beats >= _DEGRADED
-
-    async def flag(self, key: str, value: str) -> None:
-        """Write a flag of the meta table, and wait until it is there."""
-        await self._lane.call(lambda store: store.meta.set(key, value), patience=self._settings.store_patience)
 
     def _mark(self, component: str, generation: int, status: Status) -> None:
         at = now_ms()

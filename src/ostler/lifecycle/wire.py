@@ -2,7 +2,8 @@
 
     node -> worker                                       worker -> node
     ["stop"]            finish and exit with 0           ["ready", info]           loaded, can serve
-    ["work", …]         what the pool's tenant sends     ["beat", rss_mb, peak_mb] alive, from the side thread
+    ["wanted", …]       the answer to a heartbeat        ["beat", rss_mb, peak_mb, facts]  alive, from the side thread
+    ["work", …]         what the pool's tenant sends     ["tired", why]            asks to be recycled when it is idle
                                                          [kind, …]                 what the pool's tenant understands
 
 EOF on either side means that the other one died.

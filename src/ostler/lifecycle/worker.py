@@ -1,11 +1,15 @@
-"""What the supervisor keeps: pools as data, slots, and the worker (one generation) that fills a slot."""
+"""What the supervisor keeps: pools as data, slots, the worker (one generation) that fills a slot, and the tenant it serves.
+
+The lifecycle does not know what a worker serves. What it was doing, its labels, its reasons to be killed and what it said
+when it became ready are the tenant's business and pass through here untouched.
+"""
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 from ostler.lifecycle.probe import Probe
 from ostler.lifecycle.process import Ended, Process
@@ -26,35 +30,65 @@ class Exit:
     signal: str | None
 
 
-class Tenant(Protocol):
-    """What a pool's workers serve. The lifecycle knows no more of it than this."""
+class Doing(NamedTuple):
+    """What a worker has in hand: `item` is its name in records (`job:12`), `title` what people call it (the task)."""
 
-    def ready(self, worker: Worker) -> None:
-        """The worker can serve from now on."""
+    item: str
+    title: str = ""
+
+
+class Left(NamedTuple):
+    """What a worker had in hand when it ended. `first`: the item had never taken a worker down before."""
+
+    item: str | None = None
+    first: bool = True
+
+
+class Tenant(Protocol):
+    """What a pool's workers serve. The lifecycle knows no more of it than this. All calls come on the node's loop."""
+
+    kind: str
+    """What listings call its pools: jobs, command, …"""
+
+    def ready(self, worker: Worker, info: Mapping[str, Any]) -> None:
+        """The worker can serve from now on; `info` is what it said with `ready`."""
+
+    def beat(self, worker: Worker, facts: Any) -> Any:
+        """A heartbeat came, with the worker's own facts. What is returned goes back as `["wanted", …]`; None: nothing does."""
 
     def heard(self, worker: Worker, frame: Frame) -> None:
-        """The worker said something that is not the lifecycle's."""
+        """The worker sent a frame that is not the lifecycle's."""
 
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
-        """The worker printed lines under a number that it gave (see `process.LABEL`)."""
+        """The worker printed lines under a label that it gave."""
 
     def busy(self, worker: Worker) -> bool:
         """Whether the worker still has something to finish."""
 
+    def doing(self, worker: Worker) -> Doing | None:
+        """What the worker is working on now."""
+
     def pause(self, worker: Worker) -> None:
         """The worker's pool was paused: take back what it has not begun."""
 
-    def drain(self, worker: Worker) -> None:
-        """The worker is to leave: give it nothing new, and take back what it has not begun."""
+    def resume(self, worker: Worker) -> None:
+        """The worker may be given work again: its pool was resumed, or it need not be recycled after all."""
 
-    def gone(self, worker: Worker, end: Exit) -> int | None:
-        """The worker is no more. Returns the id of the item that it was at, if any."""
+    def drain(self, worker: Worker) -> None:
+        """The worker leaves: give it nothing new, and take back what it has not begun."""
+
+    def gone(self, worker: Worker, end: Exit) -> Left:
+        """The worker has exited, and its family is gone. Returns what it had in hand."""
 
 
 class Nothing:
     """The tenant of plain programs: what they serve is their own business."""
 
-    def ready(self, worker: Worker) -> None: ...
+    kind = "command"
+
+    def ready(self, worker: Worker, info: Mapping[str, Any]) -> None: ...
+
+    def beat(self, worker: Worker, facts: Any) -> Any: ...
 
     def heard(self, worker: Worker, frame: Frame) -> None: ...
 
@@ -63,21 +97,28 @@ class Nothing:
     def busy(self, worker: Worker) -> bool:
         return False
 
+    def doing(self, worker: Worker) -> Doing | None: ...
+
     def pause(self, worker: Worker) -> None: ...
+
+    def resume(self, worker: Worker) -> None: ...
 
     def drain(self, worker: Worker) -> None: ...
 
-    def gone(self, worker: Worker, end: Exit) -> int | None:
-        return None
+    def gone(self, worker: Worker, end: Exit) -> Left:
+        return Left()
 
 
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
-    """A pool as data: what to exec, how many, and its limits. `probe` None: it speaks the control channel."""
+    """A pool as data: what to exec, how many, and its limits. `probe` None: it speaks the control channel.
+
+    `argv` may depend on the slot. A pool that is `on_demand` begins without slots; its tenant opens, starts and stops them.
+    """
 
     name: str
     size: int
-    argv: Sequence[str]
+    argv: Sequence[str] | Callable[[Slot], Sequence[str]]
     env: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
     probe: Probe | None = None
@@ -88,6 +129,7 @@ class PoolSpec:
     term_grace: float = 2.0
     recycle: RecycleLimits = field(default_factory=RecycleLimits)
     tenant: Tenant = field(default_factory=Nothing)
+    on_demand: bool = False
 
 
 @dataclass(slots=True)
@@ -96,7 +138,8 @@ class Pool:
 
     spec: PoolSpec
     slots: list[Slot] = field(default_factory=list)
-    paused: bool = False
+    paused: bool = False  # set by Pauses alone
+    credit: int = 0  # first crashes that are forgiven, see restart.blame
     recycling: Slot | None = None  # workers of one pool recycle one after another
     retiring: Slot | None = None  # due to recycle, but busy: it is given nothing more and recycles when it is done
 
@@ -108,6 +151,7 @@ class Slot:
     component: str
     number: int
     pool: Pool
+    key: str | None = None  # what a slot that was opened on demand is for; its number stays with it
     rest: Status = Status.STOPPED  # its status while it has no worker
     generation: int = 0
     wanted: bool = True
@@ -141,17 +185,20 @@ class Worker:
     process: Process | None = None
     probe: Probe | None = None
     announced: bool = False  # it said ready, or its probe did
+    info: Mapping[str, Any] = field(default_factory=dict)  # what it said with ready
     ready_at: float = 0.0
     last_beat: float = 0.0
     last_beat_ms: int = 0
     rss_mb: float | None = None
     served: int = 0
     unwell: str | None = None  # what its probe last complained of
-    leave: bool = False  # it shall go
+    tired: str | None = None  # why it asked to be recycled
+    leave: bool = False  # asked to leave
     leave_by: float | None = None  # … by then, or signals follow
     signalled: float | None = None  # SIGTERM was sent at
     killing: str | None = None  # SIGKILL was sent, because of
-    parting: str | None = None  # SIGTERM was sent for what it serves, because of
+    parting: str | None = None  # SIGTERM was sent for what it serves, because of; it does not come back from that
+    on_purpose: bool = False  # the kill says nothing against the worker
     settled: bool = False  # healthy for long enough
     ended: Ended | None = None
     metadata: dict[str, object] | None = None  # what others want to know of it, such as its port
@@ -172,6 +219,8 @@ class Worker:
             self.status is Status.HEALTHY
             and not self.leave
             and self.killing is None
+            and self.parting is None
+            and self.tired is None
             and self.ended is None
             and not self.pool.paused
             and self.pool.retiring is not self.slot

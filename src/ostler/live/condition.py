@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 
+from ostler.jobs.backpressure import Pressure
+from ostler.jobs.poll import stranded as stranded_words
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Slot
 from ostler.store.lanes import Lane
 
 
-def condition(supervisor: Supervisor, lanes: Sequence[Lane]) -> tuple[str, list[str]]:
-    """(healthy | degraded | error, what is wrong, in words). Error: some pool cannot work at all, or the store does not answer."""
+def condition(
+    supervisor: Supervisor, lanes: Sequence[Lane], pressure: Pressure, stranded: Mapping[str, int]
+) -> tuple[str, list[str]]:
+    """(healthy | degraded | error, what is wrong, in words).
+
+    Error: some pool cannot work at all, or the store does not answer. Degraded: work is stuck or held, or a worker is down.
+    """
     errors: list[str] = []
     worst = "healthy"
     for pool in supervisor.pools.values():
         bad = [slot for slot in pool.slots if slot.status in (Status.CRASHED, Status.FAILED)]
         errors += [_complaint(slot) for slot in bad]
-        idle = bool(pool.slots) and all(slot.status is Status.STOPPED for slot in pool.slots)
+        # Slots that were opened on demand and that nobody wants now are no fault.
+        meant = [slot for slot in pool.slots if slot.wanted or slot.key is None]
+        idle = bool(meant) and all(slot.status is Status.STOPPED for slot in meant)
         if idle and not supervisor.stopping:
             errors.append(f"no worker of pool {pool.spec.name} runs; start them with: ostler resume {pool.spec.name}")
             worst = "degraded" if worst == "healthy" else worst
         if bad:
-            all_failed = all(slot.status is Status.FAILED for slot in pool.slots)
+            all_failed = all(slot.status is Status.FAILED for slot in meant)
             worst = "error" if all_failed or worst == "error" else "degraded"
+    held = [f"queue {queue} is held: {why}" for queue, why in pressure.reasons(time.monotonic()).items()]
+    stuck = [stranded_words(queue, count) for queue, count in sorted(stranded.items())]
+    if held or stuck:
+        errors += held + stuck
+        worst = "degraded" if worst == "healthy" else worst
     if supervisor.records.degraded:
-        errors.append("HEARTBEAT_DEGRADED: more than three beats in a row could not be written")
+        errors.append("HEARTBEAT_DEGRADED: more than three heartbeats in a row could not be written")
         worst = "error"
     if lost := [lane.name for lane in lanes if lane.trouble_since is not None]:
-        errors.append(f"the store does not answer ({', '.join(lost)}); it is tried again and again")
+        errors.append(f"the store does not answer ({', '.join(lost)}); retrying")
         worst = "error"
     return worst, errors
 
@@ -38,7 +53,8 @@ def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     reasons = ["the node is stopping"] if supervisor.stopping else []
     reasons += [f"the store has not answered lane {lane.name}" for lane in lanes if lane.trouble_since is not None]
     for pool in supervisor.pools.values():
-        if pool.slots and not any(slot.status is Status.HEALTHY for slot in pool.slots):
+        meant = [slot for slot in pool.slots if slot.key is None]
+        if meant and not any(slot.status is Status.HEALTHY for slot in meant):
             reasons.append(f"no worker of pool {pool.spec.name} is healthy")
     return reasons
 

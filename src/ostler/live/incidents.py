@@ -67,16 +67,21 @@ class Incident:
 def crash(event: WorkerMoved, ended: JobEnded | None, back_after: float | None = None) -> str:
     """How a worker ended, and what follows."""
     if event.reason == "signal":
-        how = f"was killed by {event.how}{_SIGNALS.get(event.how or '', '')}"
+        how = f"was killed by {event.signal}{_SIGNALS.get(event.signal or '', '')}"
     else:
-        how = _HOW.get(event.reason or "", f"ended with {event.how}")
+        how = _HOW.get(event.reason or "", f"ended with {event.signal or f'code {event.code}'}")
     if back_after is not None:
         then = f"restarted after {_span(back_after)}"
     elif event.delay is None:
         then = "it is not started again"
     else:
         then = f"restarts in {_span(event.delay)}"
-    return f"{event.component} {how}; {then}{_job(event.job, ended)}"
+    return f"{event.component} {how}; {then}{_job(_job_of(event), ended)}"
+
+
+def _job_of(event: WorkerMoved) -> int | None:
+    kind, _, number = (event.item or "").partition(":")
+    return int(number) if kind == "job" else None
 
 
 def _job(job: int | None, ended: JobEnded | None) -> str:
@@ -112,14 +117,14 @@ class Incidents:
         self._writing: asyncio.TimerHandle | None = None
         bus.listen(self._heard)
 
-    async def load(self) -> None:
-        """What the store has of earlier."""
+    async def start(self) -> None:
+        """Load what the store has of earlier."""
         rows = await self._lane.call(lambda store: store.live.incidents(KEPT))
         known = {(i.node, i.id) for i in self.last}
         earlier = [Incident(**row) for row in reversed(rows)]
         self.last = deque([*(i for i in earlier if (i.node, i.id) not in known), *self.last], maxlen=KEPT)
 
-    def close(self) -> None:
+    async def stop(self) -> None:
         """Hand what was not written yet to the lane."""
         if self._writing is not None:
             self._writing.cancel()
@@ -171,7 +176,9 @@ class Incidents:
                     self._repeated(("error", f"task:{event.task}:{event.code}"), event)
             case WorkerMoved(status="crashed"):
                 ended = self._ends.get(event.component)
-                incident = self.tell("warning", event.component, crash(event, ended), job=event.job, detail=event.line)
+                incident = self.tell(
+                    "warning", event.component, crash(event, ended), job=_job_of(event), detail=event.line
+                )
                 self._crashes[event.component] = (incident, event, time.monotonic())
             case WorkerMoved(status="healthy"):
                 if found := self._crashes.pop(event.component, None):
@@ -187,8 +194,8 @@ class Incidents:
                 self.tell("info", f"pool:{pool or '*'}", f"{what} {'paused' if paused else 'resumed'}")
             case Recovered(jobs, _):
                 self.tell("warning", "node", f"{jobs} {'job' if jobs == 1 else 'jobs'} of a node that died requeued")
-            case Backpressure(reason):
-                self._repeated(("warning", "backpressure"), None, f"claiming paused: {reason}")
+            case Backpressure(queue, reason):
+                self._repeated(("warning", f"queue:{queue}"), None, f"queue {queue} held: {reason}")
             case StoreAnswers(lane, answers):
                 if answers:
                     self.tell("info", f"store:{lane}", f"the store takes writes of lane {lane} again")

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ostler.lifecycle.state import Status
-from ostler.lifecycle.worker import Slot
+from ostler.lifecycle.worker import Doing, Slot
 from ostler.live import rates
 
 
@@ -15,9 +15,10 @@ def envelope(topic: str, kind: str, at: int, name: str, value: Any) -> dict[str,
     return {"topic": topic, "type": kind, "timestamp": at, name: value}
 
 
-def worker(slot: Slot, node: str, rss_mb: float | None, job: tuple[int, str] | None, *, paused: bool) -> dict[str, Any]:
+def worker(slot: Slot, node: str, rss_mb: float | None, doing: Doing | None, *, paused: bool) -> dict[str, Any]:
     """A worker (seed 001: WorkerState). `queue_type` and `id` are the seed's names for pool and number."""
     held = slot.worker
+    kind, _, number = doing.item.partition(":") if doing else ("", "", "")
     last = slot.last_exit
     return {
         "component": slot.component,
@@ -28,8 +29,9 @@ def worker(slot: Slot, node: str, rss_mb: float | None, job: tuple[int, str] | N
         "status": str(slot.status),
         "pid": held.process.pid if held and held.process else None,
         "generation": slot.generation,
-        "current_job": job[0] if job else None,
-        "task": job[1] if job else None,
+        "item": doing.item if doing else None,
+        "current_job": int(number) if kind == "job" else None,
+        "task": doing.title if doing else None,
         "paused": paused,
         "rss_mb": rss_mb,
         "started_at": held.started_ms if held else None,

@@ -38,7 +38,10 @@ class Tails:
         if not followers:
             self._followers.pop(subject, None)
 
-    def close(self) -> None:
+    async def start(self) -> None:
+        """Nothing to begin: followers come by themselves."""
+
+    async def stop(self) -> None:
         """End all of them: the node stops."""
         self.closed = True
         for followers in self._followers.values():

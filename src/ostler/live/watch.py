@@ -22,6 +22,7 @@ from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Beats, Bus, JobEnded, JobsTouched, PoolPaused, StoreAnswers, WorkerMoved
 from ostler.jobs.dispatcher import Dispatcher
+from ostler.jobs.poll import Poll
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.live import states
@@ -69,6 +70,7 @@ class Watch:
         bus: Bus,
         supervisor: Supervisor,
         dispatcher: Dispatcher,
+        poll: Poll,
         reader: Lane,
         lanes: list[Lane],
         incidents: Incidents,
@@ -76,6 +78,7 @@ class Watch:
     ) -> None:
         self._settings, self._broker, self._reader, self._lanes = settings, broker, reader, lanes
         self._supervisor, self._dispatcher, self._incidents, self._declared = supervisor, dispatcher, incidents, queues
+        self._polled = poll
         self._dirty = asyncio.Event()
         self._jobs_dirty: dict[int, None] = {}  # in the order in which they were named
         self._overflow = False  # more changed than is followed
@@ -99,7 +102,7 @@ class Watch:
 
     # ---- start and stop
 
-    def start(self) -> None:
+    async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(self._run(), name="watch"),
@@ -107,12 +110,13 @@ class Watch:
             loop.create_task(self._poll(), name="watch poll"),
         ]
 
-    async def close(self) -> None:
+    async def stop(self) -> None:
         """End the streams, then the watch."""
         self._broker.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
 
     async def follow(self, patterns: frozenset[Pattern], last_id: str | None, *, ping: bool = False) -> Client:
         """A client whose first `take` is a true snapshot, or what it missed since `last_id`."""
@@ -215,7 +219,7 @@ class Watch:
                 except StoreBusy as error:  # the rest can be told without it; the poll looks again
                     log.debug("the live state of queues and jobs waits: %s", error)
             self._workers()
-            status, errors = condition(self._supervisor, self._lanes)
+            status, errors = condition(self._supervisor, self._lanes, self._dispatcher.pressure, self._polled.stranded)
             self._broker.publish("system:health", "health_update", "health", {"status": status, "errors": errors})
             if self._incidents_dirty:
                 self._tell_incidents()
@@ -303,10 +307,9 @@ class Watch:
     def _workers(self) -> None:
         supervisor = self._supervisor
         for slot in supervisor.slots.values():
-            paused = slot.pool.paused or not supervisor.enabled
-            state = states.worker(
-                slot, supervisor.node, self._memory(slot), self._dispatcher.current(slot.component), paused=paused
-            )
+            doing = slot.pool.spec.tenant.doing(slot.worker) if slot.worker else None
+            paused = supervisor.pauses.holds(slot.pool.spec.name)
+            state = states.worker(slot, supervisor.node, self._memory(slot), doing, paused=paused)
             self._broker.publish(f"{slot.component}:status", "worker_update", "worker", state)
 
     def _memory(self, slot: Any) -> float | None:
@@ -359,7 +362,7 @@ class Watch:
         limit = self._dispatcher.limits.get(queue)
         if limit is not None and limit.at_once is not None:
             able = min(able, limit.at_once)
-        return able, pool.paused or not self._supervisor.enabled
+        return able, self._supervisor.pauses.holds(queue)
 
     def _tell_incidents(self) -> None:
         self._incidents_dirty = False

@@ -44,9 +44,9 @@ class Health:
 
     # ---- writing, one generation at a time
 
-    def register(self, node: str, component: str, pool: str | None, now: int) -> None:
+    def register(self, node: str, component: str, pool: str | None, now: int, key: str | None = None) -> None:
         """Make sure that the row exists before anything is spawned; counters of an earlier run stay."""
-        self._db.run("register", node=node, component=component, pool=pool, now=now)
+        self._db.run("register", node=node, component=component, pool=pool, now=now, key=key)
 
     def mark_starting(
         self,
@@ -206,6 +206,10 @@ class Health:
 
     def get_nodes(self) -> list[dict[str, Any]]:
         return [_health({**dict(r), "current_job": None}) for r in self._db.run("nodes")]
+
+    def served(self, since: int) -> frozenset[str]:
+        """The pools that a running node has workers for; a node runs when its heartbeat is newer than `since`."""
+        return frozenset(str(row["pool"]) for row in self._db.run("served_pools", since=since))
 
     def is_healthy(self, node: str, component: str, max_age_ms: int, now: int) -> bool:
         """Status `healthy` and heard from within `max_age_ms`."""

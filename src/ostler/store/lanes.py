@@ -41,7 +41,11 @@ class Lane:
         self._loop = loop
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._giving_up = threading.Event()
-        self._thread = threading.Thread(target=self._work, name=f"ostler-{name}", daemon=True)
+        self._thread: threading.Thread | None = None
+
+    async def start(self) -> None:
+        """Begin to work. What was put on the lane before waits for this."""
+        self._thread = threading.Thread(target=self._work, name=f"ostler-{self.name}", daemon=True)
         self._thread.start()
 
     async def call(self, work: Callable[[Store], T], *, patience: float | None = None) -> T:
@@ -54,16 +58,19 @@ class Lane:
         """Run the work on the lane, in order, whenever it goes through. Errors are logged."""
         self._items.put((work, None, None))
 
-    async def close(self, deadline: float = 5.0) -> None:
+    async def stop(self, deadline: float = 5.0) -> None:
         """Finish what was put on the lane, for at most `deadline` seconds, and end the thread."""
+        thread, self._thread = self._thread, None
+        if thread is None:
+            return
         self._items.put(None)
         for _ in range(int(deadline * 100)):
-            if not self._thread.is_alive():
+            if not thread.is_alive():
                 return
             await asyncio.sleep(0.01)
         self._giving_up.set()
         log.warning("lane %s could not write everything before the end; the next start recovers it", self.name)
-        await asyncio.to_thread(self._thread.join, 6.0)
+        await asyncio.to_thread(thread.join, 6.0)
 
     @property
     def trouble_since(self) -> float | None:

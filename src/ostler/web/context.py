@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
+from ostler.jobs.poll import Poll
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.live.broker import Broker
@@ -20,15 +21,19 @@ if TYPE_CHECKING:
     from ostler.web.metrics import Metrics
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
-    """The node, as the web sees it. `reader` reads; `writer` is the durable lane for what operators ask."""
+    """The node, as the web sees it. `glance` is for short reads, `reader` for those that may take long; `writer` is the
+    durable lane for what operators ask.
+    """
 
     settings: Settings
     supervisor: Supervisor
     control: Control
     dispatcher: Dispatcher
+    poll: Poll
     intake: Intake
+    glance: Lane
     reader: Lane
     writer: Lane
     tasks: dict[str, dict[str, Any]]

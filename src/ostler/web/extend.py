@@ -43,5 +43,5 @@ class Gateway:
         patience = self.settings.store_patience
         found = await self._context.writer.call(lambda store: store.jobs.cancel(job, now_ms()), patience=patience)
         if found == JobStatus.PROCESSING:
-            self._context.dispatcher.cancel(job)
+            self._context.dispatcher.deadlines.cancel(job)
         return await self.job(job)

@@ -71,7 +71,7 @@ def router(context: Context) -> APIRouter:
         )
         ids, running = list(found), [job for job, status in found.items() if status == JobStatus.PROCESSING]
         for job in running:
-            context.dispatcher.cancel(job)
+            context.dispatcher.deadlines.cancel(job)
         context.dispatcher.ring()
         return JSONResponse({"cancelled": len(ids), "ids": ids})
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from fastapi import APIRouter
 
@@ -30,14 +31,14 @@ def router(context: Context) -> APIRouter:
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
         rows = await context.reader.call(lambda store: store.health.get_nodes())
-        status, errors = condition(supervisor, context.lanes)
+        status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded)
         nodes = [
             {k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows
         ]
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1
-        paused = [name for name, pool in supervisor.pools.items() if pool.paused or not supervisor.enabled]
+        paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
         return JSONResponse({"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers})
 
     @routes.get("/api/v1/info", summary="The node, its pools and queues")
@@ -55,10 +56,13 @@ def router(context: Context) -> APIRouter:
                 "uptime": round((now_ms() - context.started_at) / 1000, 1),
                 "store": settings.store or "sqlite",
                 "data": str(settings.data_dir),
-                "worker_enabled": supervisor.enabled,
+                "worker_enabled": supervisor.pauses.enabled,
                 "stopping": supervisor.stopping,
                 "running": context.dispatcher.running(),
-                "backpressure": {"reason": context.dispatcher.pressure, "pauses": context.dispatcher.pauses},
+                "backpressure": {
+                    "held": context.dispatcher.pressure.reasons(time.monotonic()),
+                    "pauses": context.dispatcher.pressure.count,
+                },
                 "pools": pool_views(context),
                 "queues": {
                     q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")}

@@ -137,7 +137,7 @@ def router(context: Context) -> APIRouter:
             patience=context.settings.store_patience,
         )
         if found == JobStatus.PROCESSING:
-            context.dispatcher.cancel(job)
+            context.dispatcher.deadlines.cancel(job)
         context.dispatcher.ring(job)
         return JSONResponse(view)
 

@@ -67,7 +67,6 @@ def router(context: Context) -> APIRouter:
     async def resume_all() -> JSONResponse:
         """Starts what is stopped, never what is failed. Twice is the same as once."""
         await control.resume(None)
-        context.dispatcher.ring()
         return _accepted("resume")
 
     @routes.get("/workers/{component}", response_model=WorkerView, summary="A worker with its history of exits")
@@ -122,7 +121,6 @@ def router(context: Context) -> APIRouter:
     @routes.post("/pools/{pool}/resume", response_model=Accepted, summary="Resume the workers of one pool")
     async def resume(pool: str) -> JSONResponse:
         await control.resume(control.pool(pool).spec.name)
-        context.dispatcher.ring()
         return _accepted("resume", pool=pool)
 
     return routes
@@ -135,11 +133,10 @@ def pool_views(context: Context) -> list[dict[str, Any]]:
         counts: dict[str, int] = {}
         for slot in pool.slots:
             counts[slot.status] = counts.get(slot.status, 0) + 1
-        kind = "jobs" if pool.spec.tenant is context.dispatcher else "command"
-        paused = pool.paused or not context.supervisor.enabled
-        views.append(
-            {"pool": pool.spec.name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts}
-        )
+        name = pool.spec.name
+        paused = context.supervisor.pauses.holds(name)
+        kind = pool.spec.tenant.kind
+        views.append({"pool": name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
     return views
 
 

@@ -1,8 +1,8 @@
 -- The health table of seed 001. Every write names the generation that makes it: a ghost cannot overwrite its successor.
 
 -- name: register
-INSERT INTO health (node, component, pool, generation, status, last_heartbeat, created_at)
-VALUES (:node, :component, :pool, 0, 'stopped', :now, :now)
+INSERT INTO health (node, component, pool, key, generation, status, last_heartbeat, created_at)
+VALUES (:node, :component, :pool, :key, 0, 'stopped', :now, :now)
 ON CONFLICT (node, component) DO UPDATE SET pool = excluded.pool;
 
 -- name: mark_starting
@@ -69,6 +69,10 @@ SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = 
 SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
                 ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
   FROM health h WHERE h.component <> 'node' AND (:node IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
+
+-- name: served_pools
+SELECT DISTINCT w.pool FROM health w JOIN health n ON n.node = w.node AND n.component = 'node'
+ WHERE w.component <> 'node' AND n.status IN ('starting', 'healthy') AND n.last_heartbeat > :since;
 
 -- name: nodes
 SELECT * FROM health WHERE component = 'node' ORDER BY node;

@@ -41,3 +41,6 @@ CREATE TABLE depths (
 ALTER TABLE exits ADD COLUMN item TEXT;
 UPDATE exits SET item = 'job:' || job WHERE job IS NOT NULL;
 ALTER TABLE exits DROP COLUMN job;
+
+-- What a slot that was opened on demand is for; its number, and so its history, stays with the key.
+ALTER TABLE health ADD COLUMN key TEXT;

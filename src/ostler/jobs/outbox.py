@@ -1,0 +1,81 @@
+"""What is to be written of jobs: gathered between two turns, written in one transaction with the next claims."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Mapping
+
+from ostler.events import Bus, ClaimLost, ClaimMissed, JobsTouched
+from ostler.jobs import verdict
+from ostler.store import now_ms
+from ostler.store.lanes import Lane
+from ostler.store.limits import QueueLimit
+from ostler.store.rows import Finish, Note, Requeue, Taken, Turn
+
+log = logging.getLogger("ostler.jobs")
+
+
+class Outbox:
+    """Ends and notes of running jobs on their way to the store. Nothing leaves it before the store has it."""
+
+    def __init__(self, node: str, lane: Lane, bus: Bus) -> None:
+        self._node, self._lane, self._bus = node, lane, bus
+        self._finishes: list[Finish] = []
+        self._requeues: list[Requeue] = []
+        self._notes: list[Note] = []
+
+    def end(self, result: Finish | Requeue) -> None:
+        """A claim has ended."""
+        if isinstance(result, Finish):
+            self._finishes.append(result)
+        else:
+            self._requeues.append(result)
+
+    def note(self, note: Note) -> None:
+        """A running job reported something."""
+        self._notes.append(note)
+
+    def collect(self, wants: dict[str, list[str]], limits: Mapping[str, QueueLimit]) -> Turn | None:
+        """The next turn: all that is here, and these wants. None when there is nothing to do."""
+        if not (wants or self._finishes or self._requeues or self._notes):
+            return None
+        turn = Turn(self._node, now_ms(), self._notes, self._finishes, self._requeues, wants, limits)
+        self._notes, self._finishes, self._requeues = [], [], []
+        return turn
+
+    def put_back(self, turn: Turn) -> None:
+        """The store did not take the turn."""
+        self._notes = turn.notes + self._notes
+        self._finishes = turn.finishes + self._finishes
+        self._requeues = turn.requeues + self._requeues
+
+    async def write(self, turn: Turn, patience: float | None = None) -> Taken:
+        """Have the store take the turn, and tell what came of it."""
+        taken = await self._lane.call(lambda store: store.jobs.turn(turn), patience=patience)
+        if taken.missed:
+            self._bus.send(ClaimMissed(taken.missed))
+        for job in taken.lost:
+            log.warning("job %d: a late result was dropped, its claim was lost", job)
+            self._bus.send(ClaimLost(job))
+        self._bus.send(
+            JobsTouched([row.id for rows in (turn.notes, turn.finishes, turn.requeues, taken.claims) for row in rows])
+        )
+        return taken
+
+    async def write_one_by_one(self, turn: Turn) -> None:
+        """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so."""
+        for note in turn.notes:
+            with contextlib.suppress(Exception):  # logged with the turn; a timeline can do without it
+                await self.write(Turn(turn.node, turn.now, notes=[note]))
+        alone = [(f.id, f.fence, Turn(turn.node, turn.now, finishes=[f])) for f in turn.finishes]
+        alone += [(r.id, r.fence, Turn(turn.node, turn.now, requeues=[r])) for r in turn.requeues]
+        for job, fence, one in alone:
+            try:
+                await self.write(one)
+            except Exception as error:
+                log.exception("job %d: the end of its run could not be stored", job)
+                what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
+                failed = Finish(job, fence, "failed", turn.now, turn.now, "failed", error=what)
+                with contextlib.suppress(Exception):  # then it stays claimed, and the next start requeues it
+                    await self.write(Turn(turn.node, turn.now, finishes=[failed]))

@@ -1,0 +1,110 @@
+"""Starting a worker, and hearing it: what a process says is noted here, and the supervisor's loop takes the next step."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from typing import TYPE_CHECKING
+
+from ostler.events import Printed, WorkerMoved
+from ostler.lifecycle import launch, plain
+from ostler.lifecycle.process import Ended, Process
+from ostler.lifecycle.state import Status, move
+from ostler.lifecycle.wire import Frame
+from ostler.lifecycle.worker import Slot, Worker
+from ostler.store import now_ms
+
+if TYPE_CHECKING:
+    from ostler.lifecycle.supervisor import Supervisor
+
+log = logging.getLogger("ostler.lifecycle")
+
+
+class Starts:
+    """The supervisor's part for new processes."""
+
+    def __init__(self, supervisor: Supervisor) -> None:
+        self._supervisor = supervisor
+
+    def spawn(self, slot: Slot, *, heir: bool = False) -> None:
+        """Start the next generation in the slot."""
+        spec = slot.pool.spec
+        slot.generation += 1
+        now, at = time.monotonic(), now_ms()
+        worker = Worker(slot, slot.generation, started=now, started_ms=at, last_beat=now, last_beat_ms=at)
+        if heir:
+            slot.heir = worker
+        else:
+            before, status = slot.rest, move(slot.component, slot.rest, Status.STARTING)
+            self._supervisor.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
+            slot.worker = worker
+        filled: dict[str, str] = {}
+        argv = spec.argv(slot) if callable(spec.argv) else spec.argv
+        try:
+            filled = launch.places(spec, slot, argv)
+            beat = self._supervisor.settings.heartbeat_interval
+            worker.process = Process(
+                launch.prepare(
+                    spec, slot, worker.generation, argv, filled, self._supervisor.token, self._supervisor.logs, beat
+                ),
+                on_frame=lambda frame: self._heard(worker, frame),
+                on_line=lambda line: self._line(worker, line),
+                on_labelled=lambda label, lines: spec.tenant.output(worker, label, lines),
+                on_printed=lambda: self._supervisor.bus.send(Printed(slot.component)),
+                on_end=lambda ended: self._noticed_end(worker, ended),
+                on_garbage=lambda what: self._garbage(worker, what),
+            )
+        except (OSError, ValueError) as error:
+            why = getattr(error, "strerror", None) or error
+            log.error("%s cannot be started: %s: %s", slot.component, argv[0], why)  # noqa: TRY400
+            self._supervisor.kill(worker, "spawn")
+        if filled.get("port", "0") != "0":
+            worker.metadata = {"port": int(filled["port"])}
+        if not heir:
+            self._supervisor.records.starting(worker)
+        if spec.probe is not None and worker.process is not None:
+            worker.probe = spec.probe.fill(filled)
+            watching = plain.watch(worker, self._supervisor.settings.heartbeat_interval, self._supervisor.wake)
+            self._supervisor.spawn_task(watching, f"probe {slot.component}")
+
+    # ---- what workers say (callbacks: note the fact, wake the loop)
+
+    def _heard(self, worker: Worker, frame: Frame) -> None:
+        kind, tenant = frame[0], worker.pool.spec.tenant
+        if kind == "beat":
+            _, rss, peak, *facts = frame
+            worker.last_beat, worker.last_beat_ms = time.monotonic(), now_ms()
+            worker.rss_mb = float(rss)
+            if worker.process:
+                worker.process.peak_rss_mb = max(worker.process.peak_rss_mb, float(peak))
+            wanted = tenant.beat(worker, facts[0] if facts else None)
+            if wanted is not None:
+                worker.send("wanted", wanted)
+        elif kind == "ready":
+            worker.announced = True
+            worker.info = frame[1] if len(frame) > 1 and isinstance(frame[1], dict) else {}
+            self._supervisor.wake()
+        elif kind == "tired":
+            worker.tired = str(frame[1])[:200]
+            self._supervisor.wake()
+        else:
+            tenant.heard(worker, frame)
+
+    def _line(self, worker: Worker, line: str) -> None:
+        if (
+            worker.probe
+            and worker.probe.kind == "line"
+            and not worker.announced
+            and re.search(worker.probe.target, line)
+        ):
+            worker.announced = True
+            self._supervisor.wake()
+
+    def _garbage(self, worker: Worker, what: str) -> None:
+        log.error("%s said something that is not the protocol: %s", worker.component, what)
+        self._supervisor.kill(worker, "protocol")
+
+    def _noticed_end(self, worker: Worker, ended: Ended) -> None:
+        worker.ended = ended
+        self._supervisor.wake()
