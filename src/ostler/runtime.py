@@ -107,7 +107,7 @@ class Node:
             limits = {
                 q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()
             }
-            dispatcher = Dispatcher(settings, writer, reader, bus, limits)
+            dispatcher = Dispatcher(settings, writer, reader, bus, limits, intake_lane)
             supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)

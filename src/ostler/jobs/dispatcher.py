@@ -52,8 +52,15 @@ class Dispatcher:
     """Between the store and the job workers of one node."""
 
     def __init__(
-        self, settings: Settings, writer: Lane, reader: Lane, bus: Bus, limits: Mapping[str, QueueLimit] | None = None
+        self,
+        settings: Settings,
+        writer: Lane,
+        reader: Lane,
+        bus: Bus,
+        limits: Mapping[str, QueueLimit] | None = None,
+        durable: Lane | None = None,
     ) -> None:
+        self._durable = durable or writer  # what is answered there survives a power cut
         self._settings, self._writer, self._reader, self._bus = settings, writer, reader, bus
         self._policy = Policy(settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter)
         self._node = settings.node
@@ -355,7 +362,7 @@ class Dispatcher:
     async def _answer(self, worker: Worker, job: int, fence: int) -> None:
         """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
         try:
-            holds = await self._reader.call(lambda store: store.jobs.holds(job, fence), patience=30.0)
+            holds = await self._durable.call(lambda store: store.jobs.hold(job, fence), patience=30.0)
         except Exception as error:  # noqa: BLE001
             log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
             holds = False

@@ -217,9 +217,13 @@ class JobRecords:
         """Running claims (id, fence) of this node that somebody asked to cancel."""
         return [(row["id"], row["fence"]) for row in self._db.run("wanted_cancels", node=node)]
 
-    def holds(self, job: int, fence: int) -> bool:
-        """Whether this claim is still the job's, and nobody asked to cancel it."""
-        return bool(self._db.run("holds", id=job, fence=fence))
+    def hold(self, job: int, fence: int) -> bool:
+        """Whether this claim is still the job's, and nobody asked to cancel it: asked before what cannot be undone.
+
+        On a durable connection the answer is synced, and with it every commit before it, also those of other connections: no id
+        and no fence that a publish is about to put on disk can roll back in a power cut.
+        """
+        return bool(self._db.run("hold", id=job, fence=fence))
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""

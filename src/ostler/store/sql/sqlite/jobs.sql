@@ -70,8 +70,9 @@ UPDATE jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progre
  WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.fence;
 
--- name: holds
-SELECT 1 FROM jobs WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0;
+-- name: hold
+-- It changes the row on purpose: a commit that changes nothing is not synced.
+UPDATE jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0 RETURNING id;
 
 -- name: orphaned
 -- Claims of a node that is known to be dead.
