@@ -80,6 +80,7 @@ class JobRecords:
             for j in jobs
         ]
         ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
+        limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
         self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
@@ -155,6 +156,7 @@ class JobRecords:
             return
         by_id = {r.id: r for r in requeues}
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
+        limited: set[limits.Key] = set()
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
             event = back.event
@@ -166,11 +168,15 @@ class JobRecords:
                 if row["batch"] is not None:
                     self.flows.ended([{**dict(row), "next": None}], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
+            if row["limit_key"] is not None:
+                limited.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
+        limits.put_heads(self._db, limited)
 
     def _claim(self, turn: Turn, timeline: list[_EVENT], counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
-        self._db.run("promote", now=turn.now)
+        promoted = self._db.run("promote", now=turn.now)
+        limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
         claims: list[Claim] = []
         dues: list[int | None] = []
         keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
@@ -199,6 +205,7 @@ class JobRecords:
             held.add(claim.id)
             data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
+        limits.put_heads(self._db, keys.picked)
         return [c for c in claims if c.id in held], dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
@@ -316,6 +323,8 @@ class JobRecords:
             for row in self._db.run(statement, id=job, now=now):
                 self._timeline([(job, row["seq"], now, event, None)])
                 if event == "cancelled":
+                    if row["limit_key"] is not None:
+                        limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
                     self._tallies.add({(row["queue"], event): 1}, now)
                 if event == "cancelled" and row["batch"] is not None:
                     self.flows.ended([{**dict(row), "next": None}], now)
@@ -341,6 +350,8 @@ class JobRecords:
             self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
         for row in self._db.run("retry", id=job):
             self._timeline([(job, row["seq"], now, "retried", None)])
+            if row["limit_key"] is not None:
+                limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
             if row["batch"] is not None:
                 self.flows.put_back(row["batch"], found["status"])
             return str(row["queue"])
