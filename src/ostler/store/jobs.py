@@ -74,13 +74,17 @@ class JobRecords:
                 j.limit_key,
                 j.limit_max,
                 j.batch,
-                j.next,
                 j.unique_key,
+                j.chain,
+                j.step,
             ]
             for j in jobs
         ]
         ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
         limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
+        for job, stored in zip(jobs, ids, strict=True):
+            if job.next is not None:
+                self.flows.begin(stored, json.loads(job.next))
         self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
@@ -143,7 +147,7 @@ class JobRecords:
                 _count(counts, queue, f"run:{bin_of(took)}")
             if done.crash:
                 _count(counts, queue, "crashed")
-            if row["next"] or row["batch"] is not None:
+            if row["chain"] is not None or row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
         if followed:
@@ -166,7 +170,7 @@ class JobRecords:
                 event = "cancelled"
                 _count(counts, row["queue"], event)
                 if row["batch"] is not None:
-                    self.flows.ended([{**dict(row), "next": None}], now)
+                    self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
             if row["limit_key"] is not None:
                 limited.add((row["queue"], row["limit_key"]))
@@ -327,7 +331,7 @@ class JobRecords:
                         limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
                     self._tallies.add({(row["queue"], event): 1}, now)
                 if event == "cancelled" and row["batch"] is not None:
-                    self.flows.ended([{**dict(row), "next": None}], now)
+                    self.flows.ended([row], now)
                 return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
         status = str(self.get(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish

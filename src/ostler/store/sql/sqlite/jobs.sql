@@ -2,11 +2,11 @@
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
 
 -- name: enqueue
-INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, behind, batch, next, unique_key, seq, created_at)
+INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, behind, batch, unique_key, chain, step, seq, created_at)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
        json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
-       json_extract(value, '$[8]') IS NOT NULL, json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), 1, :now
+       json_extract(value, '$[8]') IS NOT NULL, json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), json_extract(value, '$[13]'), 1, :now
   FROM json_each(:batch) ORDER BY key
 RETURNING id;
 
@@ -67,7 +67,7 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
                json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
           FROM json_each(:batch)) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.result;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here. `last` sends it behind everything that
