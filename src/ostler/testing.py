@@ -172,7 +172,7 @@ class Bench:
                     raise Killed(name)
 
         job = Job(claim.id, claim.task, claim.attempt, claim.crashes, claim.fence, say)
-        job._holds = lambda: self.store.jobs.holds(claim.id, claim.fence)  # noqa: SLF001
+        job._holds = lambda: self.store.jobs.hold(claim.id, claim.fence)  # noqa: SLF001
         result: Callable[[Ran], Finish | Requeue]
         try:
             value = self._call(claim, job)

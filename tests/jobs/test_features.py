@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sqlite3
 import re
 import sqlite3
 import subprocess
@@ -289,3 +291,10 @@ def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
     until(lambda: not path.exists(), "its log too")
     until(lambda: not (node.folder / "results" / str(made)).exists(), "what another has published")
     assert node.job(failed)["status"] == "failed"
+
+
+def test_a_publish_first_asks_the_store_with_a_write(node: Node) -> None:
+    job = node.enqueue("publishes")
+    assert node.wait_job(job)["result"] == "made"
+    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
+        assert connection.execute("SELECT held FROM jobs WHERE id = ?", [job]).fetchone() == (1,)

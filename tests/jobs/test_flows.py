@@ -348,3 +348,33 @@ def test_a_delay_in_a_chain_counts_from_when_the_step_is_stored(store: Store) ->
     end(store, claim(store).claims[0], now=9_000_000)
     assert claim(store, now=9_059_999).claims == []
     assert [c.task for c in claim(store, now=9_060_000).claims] == ["later"]
+
+
+def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
+    def size(steps: int) -> int:
+        before = used()
+        store.jobs.enqueue([job(next=json.dumps([step_of(job(args='{"x": 1}')) for _ in range(steps)]))], 1)
+        while claims := claim(store).claims:
+            end(store, claims[0])
+        return used() - before
+
+    def used() -> int:
+        pages = store.db._connection.execute("PRAGMA page_count").fetchone()[0]
+        return pages - store.db._connection.execute("PRAGMA freelist_count").fetchone()[0]
+
+    size(20)
+    assert size(800) < 6 * size(200)
+
+
+def test_a_chain_stored_in_its_rows_by_an_older_version_goes_on(store: Store) -> None:
+    (first,) = store.jobs.enqueue([job()], 1)
+    steps = json.dumps([step_of(job(args="{}"), "x"), step_of(job(task="last", args="{}"), "x")])
+    store.db._connection.execute("UPDATE jobs SET next = ? WHERE id = ?", [steps, first])
+    for result in ("1", "2", "3"):
+        end(store, claim(store).claims[0], result=result)
+    assert claim(store).claims == []
+    assert [j["task"] for j in store.jobs.list()[0]] == ["last", "t", "t"]
+    assert json.loads(store.db.run("job", id=3)[0]["args"]) == {"x": 2}
+    store.jobs.retry(first, 5)  # by hand: the chain runs once more from there
+    end(store, claim(store).claims[0], result="7")
+    assert json.loads(claim(store).claims[0].args) == {"x": 7}

@@ -83,6 +83,17 @@ def test_state_and_timeline_are_one_transaction(store: Store) -> None:
     assert store.jobs.turn(Turn("n", 2600, finishes=[done(c)])).lost == []
 
 
+def test_a_hold_is_a_write_and_only_the_current_claim_gets_one(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    before = store.db._connection.total_changes
+    assert store.jobs.hold(job, c.fence)
+    assert store.db._connection.total_changes == before + 1
+    assert not store.jobs.hold(job, c.fence + 1)
+    store.jobs.cancel(job, 2500)
+    assert not store.jobs.hold(job, c.fence)
+
+
 def test_notes_number_the_timeline_in_order_and_keep_the_last_progress(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)

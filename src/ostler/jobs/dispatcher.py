@@ -284,7 +284,7 @@ class Dispatcher:
     async def _answer(self, worker: Worker, job: int, fence: int) -> None:
         """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
         try:
-            holds = await self._intake.call(lambda store: store.jobs.holds(job, fence), patience=30.0)
+            holds = await self._intake.call(lambda store: store.jobs.hold(job, fence), patience=30.0)
         except Exception as error:  # noqa: BLE001
             log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
             holds = False

@@ -49,19 +49,33 @@ class Flows:
         """Jobs have ended, in the transaction that is open: go on with what hangs on them."""
         batches: dict[int, list[int]] = {}
         for row in rows:
-            if row["status"] == "done" and row["next"]:
-                first, *rest = json.loads(row["next"])
-                batch = row["batch"]
-                following = job_of(first, now, row["result"], next=json.dumps(rest) if rest else None, batch=batch)
-                self._insert([following], now)
-                if batch is not None:
-                    continue  # the chain goes on inside the batch: its last step ends it
+            if row["status"] == "done" and self._go_on(row, now) and row["batch"] is not None:
+                continue  # the chain goes on inside the batch: its last step ends it
             if row["batch"] is not None:
                 count = batches.setdefault(row["batch"], [0, 0])
                 count[0] += 1
                 count[1] += row["status"] != "done"
         for batch, (ended, failed) in batches.items():
             self._less(batch, ended, failed, now)
+
+    def begin(self, job: int, following: Sequence[dict[str, Any]]) -> None:
+        """The job, just stored, is the first of a chain. Each step is stored once, so a long chain needs no more than its steps."""
+        self._db.run("chain_begin", id=job)
+        self._db.run_many("add_steps", [(job, n, json.dumps(step)) for n, step in enumerate(following, 1)])
+
+    def _go_on(self, row: Any, now: int) -> bool:
+        """A step is done: store the next one, where there is one."""
+        chain, number = row["chain"], row["step"]
+        if row["next"]:  # stored before chains had steps of their own
+            self.begin(row["id"], json.loads(row["next"]))
+            chain, number = row["id"], 0
+        if chain is None:
+            return False
+        for step in self._db.run("step", chain=chain, n=number + 1):
+            following = job_of(json.loads(step["step"]), now, row["result"])
+            self._insert([following._replace(batch=row["batch"], chain=chain, step=number + 1)], now)
+            return True
+        return False
 
     def _less(self, batch: int, ended: int, failed: int, now: int) -> None:
         for row in self._db.run("batch_less", id=batch, ended=ended, failed=failed, now=now):

@@ -74,12 +74,17 @@ class JobRecords:
                 j.limit_key,
                 j.limit_max,
                 j.batch,
-                j.next,
                 j.unique_key,
+                j.chain,
+                j.step,
             ]
             for j in jobs
         ]
         ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
+        limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
+        for job, stored in zip(jobs, ids, strict=True):
+            if job.next is not None:
+                self.flows.begin(stored, json.loads(job.next))
         self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
@@ -142,7 +147,7 @@ class JobRecords:
                 _count(counts, queue, f"run:{bin_of(took)}")
             if done.crash:
                 _count(counts, queue, "crashed")
-            if row["next"] or row["batch"] is not None:
+            if row["chain"] is not None or row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
         if followed:
@@ -155,6 +160,7 @@ class JobRecords:
             return
         by_id = {r.id: r for r in requeues}
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
+        limited: set[limits.Key] = set()
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
             event = back.event
@@ -164,13 +170,17 @@ class JobRecords:
                 event = "cancelled"
                 _count(counts, row["queue"], event)
                 if row["batch"] is not None:
-                    self.flows.ended([{**dict(row), "next": None}], now)
+                    self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
+            if row["limit_key"] is not None:
+                limited.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
+        limits.put_heads(self._db, limited)
 
     def _claim(self, turn: Turn, timeline: list[_EVENT], counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
-        self._db.run("promote", now=turn.now)
+        promoted = self._db.run("promote", now=turn.now)
+        limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
         claims: list[Claim] = []
         dues: list[int | None] = []
         keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
@@ -199,6 +209,7 @@ class JobRecords:
             held.add(claim.id)
             data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
+        limits.put_heads(self._db, keys.picked)
         return [c for c in claims if c.id in held], dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
@@ -217,9 +228,13 @@ class JobRecords:
         """Running claims (id, fence) of this node that somebody asked to cancel."""
         return [(row["id"], row["fence"]) for row in self._db.run("wanted_cancels", node=node)]
 
-    def holds(self, job: int, fence: int) -> bool:
-        """Whether this claim is still the job's, and nobody asked to cancel it."""
-        return bool(self._db.run("holds", id=job, fence=fence))
+    def hold(self, job: int, fence: int) -> bool:
+        """Whether this claim is still the job's, and nobody asked to cancel it: asked before what cannot be undone.
+
+        On a durable connection the answer is synced, and with it every commit before it, also those of other connections: no id
+        and no fence that a publish is about to put on disk can roll back in a power cut.
+        """
+        return bool(self._db.run("hold", id=job, fence=fence))
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""
@@ -312,9 +327,11 @@ class JobRecords:
             for row in self._db.run(statement, id=job, now=now):
                 self._timeline([(job, row["seq"], now, event, None)])
                 if event == "cancelled":
+                    if row["limit_key"] is not None:
+                        limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
                     self._tallies.add({(row["queue"], event): 1}, now)
                 if event == "cancelled" and row["batch"] is not None:
-                    self.flows.ended([{**dict(row), "next": None}], now)
+                    self.flows.ended([row], now)
                 return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
         status = str(self.get(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish
@@ -337,6 +354,8 @@ class JobRecords:
             self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
         for row in self._db.run("retry", id=job):
             self._timeline([(job, row["seq"], now, "retried", None)])
+            if row["limit_key"] is not None:
+                limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
             if row["batch"] is not None:
                 self.flows.put_back(row["batch"], found["status"])
             return str(row["queue"])

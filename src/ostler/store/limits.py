@@ -4,10 +4,14 @@ transaction, so no crash can leak a place.
 
 from __future__ import annotations
 
+import heapq
 import json
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from ostler.store.sqlite import SqliteDatabase
+
+Key = tuple[str, str]  # a queue, and a limit key of jobs in it
 
 
 class QueueLimit(NamedTuple):
@@ -54,6 +58,19 @@ def _tokens(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> floa
     return float(min(limit.burst, rows[0]["tokens"] + grown))
 
 
+def put_heads(db: SqliteDatabase, keys: AbstractSet[Key]) -> None:
+    """In the transaction that added or took waiting jobs of these keys: the first of each is in the ready index, the others are not.
+
+    The ready index then has all jobs without a limit and one job for each queue and key that waits. A key can only be full while
+    jobs of it run, so a claim passes over no more jobs than are running, however many wait. On a database with several writers at
+    once, whoever changes what waits under a key first takes the lock of that key.
+    """
+    if keys:
+        batch = json.dumps(sorted(keys))
+        db.run("demote_heads", batch=batch)
+        db.run("promote_heads", batch=batch)
+
+
 class Keys:
     """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it."""
 
@@ -61,6 +78,7 @@ class Keys:
         self._db = db
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
+        self.picked: set[Key] = set()  # keys whose first waiting job was picked
         for row in db.run("running_by_key"):
             self._running[row["limit_key"]] = row["n"]
             if row["n"] >= row["most"]:
@@ -68,21 +86,41 @@ class Keys:
 
     def pick(self, queue: str, count: int) -> list[Any]:
         """The next jobs of the queue, in order, without those whose key is full. Never more of a key than it allows."""
-        chosen: dict[int, Any] = {}
-        while len(chosen) < count:
+        line = [(_place(row), row) for row in self._heads(queue, count)]  # sorted, so it is a heap
+        chosen: list[Any] = []
+        spent: set[str] = set()
+        while line and len(chosen) < count:
+            row = heapq.heappop(line)[1]
+            if row["limit_key"] is not None and not self._take(queue, row, count - len(chosen), line, spent):
+                continue
+            chosen.append(row)
+        return chosen
+
+    def _heads(self, queue: str, count: int) -> list[Any]:
+        """The first jobs of the ready index, none of which has a full key."""
+        while True:
             rows = self._db.run("claimable", queue=queue, limit=count, full=json.dumps(sorted(self._full)))
-            passed = False
-            for row in rows:
-                key = row["limit_key"]
-                if row["id"] in chosen or len(chosen) == count:
-                    continue
-                if key is not None:
-                    if self._running.get(key, 0) >= row["limit_max"]:
-                        self._full.add(key)  # look again without it: others behind may go
-                        passed = True
-                        continue
-                    self._running[key] = self._running.get(key, 0) + 1
-                chosen[row["id"]] = row
-            if not passed:
-                break
-        return list(chosen.values())
+            keyed = (row for row in rows if row["limit_key"] is not None)
+            blocked = {row["limit_key"] for row in keyed if self._running.get(row["limit_key"], 0) >= row["limit_max"]}
+            if not blocked:
+                return rows
+            self._full |= blocked  # look again without them: others behind may go
+
+    def _take(self, queue: str, row: Any, count: int, line: list[Any], spent: set[str]) -> bool:
+        """Whether the key has room for this job. With the first of a key those that wait behind it join the line."""
+        key = row["limit_key"]
+        room = row["limit_max"] - self._running.get(key, 0)
+        if key in spent or room <= 0:
+            spent.add(key)
+            return False
+        self._running[key] = self._running.get(key, 0) + 1
+        if (queue, key) not in self.picked:
+            self.picked.add((queue, key))
+            more = min(count, room) - 1
+            for behind in self._db.run("waiting_by_key", queue=queue, key=key, limit=more) if more else ():
+                heapq.heappush(line, (_place(behind), behind))
+        return True
+
+
+def _place(row: Any) -> tuple[int, int, int]:
+    return -row["priority"], row["place"], row["id"]

@@ -25,7 +25,10 @@ class JobStatus(StrEnum):
 
 
 class NewJob(NamedTuple):
-    """A job that was checked and can be stored. `args`, `backoff` and `next` are JSON text; `unique_for` None: while it is live."""
+    """A job that was checked and can be stored. `args`, `backoff` and `next` are JSON text; `unique_for` None: while it is live.
+
+    `next` is the list of steps that follow when it is done; a job that is such a step names its `chain` and its number there.
+    """
 
     task: str
     queue: str
@@ -41,6 +44,8 @@ class NewJob(NamedTuple):
     next: str | None = None
     unique_key: str | None = None
     unique_for: float | None = None
+    chain: int | None = None
+    step: int | None = None
 
 
 class Claim(NamedTuple):

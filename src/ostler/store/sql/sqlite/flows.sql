@@ -21,6 +21,16 @@ SELECT tokens, at FROM rates WHERE queue = :queue;
 INSERT INTO rates (queue, tokens, at) VALUES (:queue, :tokens, :at)
 ON CONFLICT (queue) DO UPDATE SET tokens = excluded.tokens, at = excluded.at;
 
+-- name: chain_begin
+-- The job is the first of a chain, which has its id.
+UPDATE jobs SET chain = id, step = 0, next = NULL WHERE id = :id;
+
+-- name: add_steps
+INSERT INTO steps (chain, n, step) VALUES (?, ?, ?);
+
+-- name: step
+SELECT step FROM steps WHERE chain = :chain AND n = :n;
+
 -- name: batch_new
 INSERT INTO batches (total, pending, callback, created_at) VALUES (:total, :total, :callback, :now) RETURNING id;
 

@@ -2,11 +2,11 @@
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
 
 -- name: enqueue
-INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, batch, next, unique_key, seq, created_at)
+INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, behind, batch, unique_key, chain, step, seq, created_at)
 SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
        json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
        json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
-       json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), 1, :now
+       json_extract(value, '$[8]') IS NOT NULL, json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), json_extract(value, '$[13]'), 1, :now
   FROM json_each(:batch) ORDER BY key
 RETURNING id;
 
@@ -15,14 +15,41 @@ RETURNING id;
 INSERT INTO job_events (job, seq, at, name, data) VALUES (?, ?, ?, ?, ?);
 
 -- name: promote
-UPDATE jobs SET later = 0 WHERE status = 'queued' AND later = 1 AND run_at <= :now;
+-- No more at a time than a short transaction can take; the rest is due at once, too.
+UPDATE jobs SET later = 0
+ WHERE id IN (SELECT id FROM jobs WHERE status = 'queued' AND later = 1 AND run_at <= :now ORDER BY run_at LIMIT 2000)
+RETURNING queue, limit_key;
 
 -- name: claimable
-SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max,
-       coalesce(run_at, created_at) AS since FROM jobs
+SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
+       coalesce(position, id) AS place, coalesce(run_at, created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
    AND behind = 0 AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
+
+-- name: waiting_by_key
+-- The jobs that wait behind the first one of their queue and key.
+SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
+       coalesce(position, id) AS place, coalesce(run_at, created_at) AS since FROM jobs
+ WHERE status = 'queued' AND later = 0 AND queue = :queue AND limit_key = :key AND behind = 1
+ ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
+
+-- name: demote_heads
+UPDATE jobs SET behind = 1
+ WHERE id IN (SELECT h.id FROM json_each(:batch) AS k JOIN jobs AS h INDEXED BY jobs_heads
+                  ON h.queue = json_extract(k.value, '$[0]') AND h.limit_key = json_extract(k.value, '$[1]')
+               WHERE h.status = 'queued' AND h.later = 0 AND h.behind = 0 AND h.limit_key IS NOT NULL
+                 AND h.id <> (SELECT f.id FROM jobs AS f
+                               WHERE f.queue = h.queue AND f.limit_key = h.limit_key AND f.status = 'queued' AND f.later = 0
+                               ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1));
+
+-- name: promote_heads
+UPDATE jobs SET behind = 0
+ WHERE behind = 1
+   AND id IN (SELECT (SELECT f.id FROM jobs AS f
+                       WHERE f.queue = json_extract(k.value, '$[0]') AND f.limit_key = json_extract(k.value, '$[1]')
+                         AND f.status = 'queued' AND f.later = 0
+                       ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1) FROM json_each(:batch) AS k);
 
 -- name: claim
 UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
@@ -40,14 +67,14 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
                json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
           FROM json_each(:batch)) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.result;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here. `last` sends it behind everything that
 -- is stored now, and ahead of what is stored later.
 UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END,
        finished_at = CASE WHEN cancel = 1 THEN :now ELSE NULL END,
-       later = coalesce(r.run_at > :now, 0), run_at = coalesce(r.run_at, jobs.run_at),
+       later = coalesce(r.run_at > :now, 0), behind = limit_key IS NOT NULL, run_at = coalesce(r.run_at, jobs.run_at),
        attempt = attempt - r.refund, crashes = crashes + r.crash, excused = jobs.excused + r.excused,
        error = CASE WHEN cancel = 1 THEN json_object('code', 'CANCELLED', 'message', 'cancelled; its run had ended already')
                     ELSE coalesce(r.error, jobs.error) END,
@@ -59,7 +86,7 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
                json_extract(value, '$[7]') AS last
           FROM json_each(:batch)) AS r
  WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.limit_key;
 
 -- name: note
 -- Progress and named events of running jobs: several per job in one batch, in order.
@@ -70,15 +97,16 @@ UPDATE jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progre
  WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.fence;
 
--- name: holds
-SELECT 1 FROM jobs WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0;
+-- name: hold
+-- It changes the row on purpose: a commit that changes nothing is not synced.
+UPDATE jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0 RETURNING id;
 
 -- name: orphaned
 -- Claims of a node that is known to be dead.
 SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;
 
 -- name: any_ready
-SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0
+SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0
                   AND queue IN (SELECT value FROM json_each(:queues))) AS ready;
 
 -- name: next_due
@@ -90,7 +118,7 @@ SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node AND canc
 -- name: cancel_queued
 UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
        error = json_object('code', 'CANCELLED', 'message', 'cancelled before it began')
- WHERE id = :id AND status = 'queued' RETURNING id, seq, queue, status, batch;
+ WHERE id = :id AND status = 'queued' RETURNING id, seq, queue, status, batch, limit_key;
 
 -- name: cancel_running
 UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
@@ -98,8 +126,8 @@ UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processin
 -- name: retry
 -- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
 UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
-       position = NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
- WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch;
+       position = NULL, behind = limit_key IS NOT NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
+ WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch, limit_key;
 
 -- name: job
 SELECT * FROM jobs WHERE id = :id;

@@ -15,8 +15,15 @@ CREATE INDEX jobs_ready ON jobs (queue, priority DESC, coalesce(position, id), i
  WHERE status = 'queued' AND later = 0 AND behind = 0;
 CREATE INDEX jobs_waiting ON jobs (queue, limit_key, priority DESC, coalesce(position, id), id)
  WHERE status = 'queued' AND later = 0 AND limit_key IS NOT NULL;
+CREATE INDEX jobs_heads ON jobs (queue, limit_key)
+ WHERE status = 'queued' AND later = 0 AND behind = 0 AND limit_key IS NOT NULL;
 CREATE INDEX jobs_over  ON jobs (status, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX jobs_chain ON jobs (chain) WHERE chain IS NOT NULL;
+
+UPDATE jobs SET behind = 1 WHERE limit_key IS NOT NULL AND status IN ('queued', 'processing');
+UPDATE jobs SET behind = 0
+ WHERE id IN (SELECT id FROM (SELECT id, row_number() OVER (PARTITION BY queue, limit_key ORDER BY priority DESC, id) AS place
+                                FROM jobs WHERE status = 'queued' AND later = 0 AND limit_key IS NOT NULL) WHERE place = 1);
 
 -- The steps of a chain that follow its first job, each stored once.
 CREATE TABLE steps (
