@@ -231,18 +231,21 @@ def child_comes_back(job: Job) -> int:
 
 
 @app.job(queue="rough", attempts=1)
-def publishes_at_once(job: Job) -> list[str]:
+def publishes_at_once(job: Job, same: bool = False) -> list[str]:
+    """Eight threads of one job, each with a file of its own; all under one key, or each under another."""
     told: list[str] = []
+    together = threading.Barrier(8)
 
     def publish(n: int) -> None:
-        path = job.scratch / str(n)
-        path.write_text(str(n))
         try:
-            told.append(job.publish(path, f"{job.id}/{n}").key)
+            together.wait()
+            path = job.scratch / str(n)
+            path.write_text(str(n) * 100_000)
+            together.wait()
+            told.append(job.publish(path, f"{job.id}/{'one' if same else n}").key)
         except Exception as error:
-            told.append(str(error))
+            told.append(f"{type(error).__name__}: {error}")
 
-    _ = job.scratch
     threads = [threading.Thread(target=publish, args=(n,)) for n in range(8)]
     for thread in threads:
         thread.start()

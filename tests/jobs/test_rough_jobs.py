@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ostler.jobs import results
 from ostler.jobs.logs import JobLogs
 from tests.harness import Node, until
 from tests.rough import ODD, ROUGH
@@ -90,3 +91,12 @@ def test_a_forked_child_may_not_report_and_is_told_so(one: Node, tmp_path: Path)
 def test_a_forked_child_that_comes_back_exits_with_1(one: Node) -> None:
     job = run(one, "child_comes_back")
     assert (job["status"], job["result"]) == ("done", 1)
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_threads_of_one_job_can_publish_at_once(one: Node, same: bool) -> None:
+    job = one.wait_job(one.enqueue("publishes_at_once", same=same), patience=30)  # a lost answer takes 60 s
+    wanted = [f"{job['id']}/{'one' if same else n}" for n in range(8)]
+    assert job["result"] == wanted
+    place = results.connect("", one.folder)
+    assert all(results.valid(place, key, one.folder, origin=place.find(key).origin) for key in wanted)

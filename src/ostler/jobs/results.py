@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,7 +101,7 @@ class LocalResults:
     def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
         target = self.path(key)
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
+        temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.{threading.get_ident()}.part")
         try:
             size, digest = _copy(source, temporary)
             with _locked(target.parent) as folder:
@@ -165,7 +166,7 @@ class RemoteResults:
             key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin, job
         )
         self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        temporary = f"{target}.{fence}.{os.getpid()}.part"
+        temporary = f"{target}.{fence}.{os.getpid()}.{threading.get_ident()}.part"
         try:
             self._fs.put_file(str(source), temporary)
             self._fs.mv(temporary, target)

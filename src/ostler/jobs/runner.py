@@ -52,6 +52,7 @@ class Runner:
         self._interrupt: Callable[[], None] | None = None  # cancels the running coroutine
         self._baseline: Baseline  # taken once the app is loaded
         self._held: dict[tuple[int, int], bool] = {}
+        self._asking = threading.Lock()
         self._pid = os.getpid()
         self._token = b"\x1e" + os.environ.pop("OSTLER_LABEL", "").encode() + b" %d\n"
         self.channel = Channel(self._heard)
@@ -78,8 +79,9 @@ class Runner:
                         self._interrupt()
             case ["held", job, fence, answer]:
                 with self._turn:
-                    self._held[job, fence] = bool(answer)
-                    self._turn.notify()
+                    if self._held.get((job, fence)) is not False:
+                        self._held[job, fence] = bool(answer)
+                    self._turn.notify_all()
             case ["leaving"]:
                 with self._turn:
                     self._leaving = True
@@ -145,11 +147,17 @@ class Runner:
         self.channel.send("back", ids)
 
     def _holds(self, job: int, fence: int) -> bool:
-        """Ask the node whether this claim is still the job's. No answer is no."""
-        self.channel.send("holds", job, fence)
-        with self._turn:
-            self._turn.wait_for(lambda: (job, fence) in self._held, timeout=60)
-            return self._held.pop((job, fence), False)
+        """Ask the node whether this claim is still the job's. No answer is no, and stays no: an answer that comes too late must
+        not be taken for that of a later question. Threads of the job ask one after another.
+        """
+        with self._asking:
+            if self._held.get((job, fence)) is False:
+                return False
+            self._held.clear()
+            self.channel.send("holds", job, fence)
+            with self._turn:
+                self._turn.wait_for(lambda: (job, fence) in self._held, timeout=60)
+                return self._held.setdefault((job, fence), False)
 
     def _terminate(self, _number: int, _frame: FrameType | None) -> None:
         self.terminated = True
