@@ -149,3 +149,76 @@ def test_fences_of_different_jobs_are_not_compared_and_notes_do_not_clash(place,
     for key, text in (("5/data", b"data"), ("5/data.json", b"json")):
         with place.open(key) as file:
             assert file.read() == text
+
+
+def test_after_a_publish_the_file_its_note_and_every_folder_above_are_synced(tmp_path: Path, monkeypatch) -> None:
+    place = LocalResults(tmp_path / "data" / "results")
+    done: list[tuple[str, str]] = []
+
+    def fsync(descriptor: int) -> None:
+        done.append(("sync", os.readlink(f"/proc/self/fd/{descriptor}")))
+
+    def replace(self: Path, target: Path) -> None:
+        os.replace(self, target)
+        done.append(("move", str(target)))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(Path, "replace", replace)
+    place.put(make(tmp_path), "7/a/out.txt", fence=1)
+    folder = place.root / "7" / "a"
+    moved = [n for n, (what, _) in enumerate(done) if what == "move"]
+    assert [done[n][1] for n in moved] == [str(folder / ".out.txt.ostler"), str(folder / "out.txt")]
+    before, after = [path for _, path in done[: moved[0]]], done[moved[-1] + 1 :]
+    parents = [str(p) for p in (tmp_path, tmp_path / "data", place.root, place.root / "7")]
+    assert set(parents) <= set(before)
+    assert sum(".parts" in path for path in before) == 2  # the file and its note, before they get their names
+    assert after == [("sync", str(folder))]
+    done.clear()
+    place.put(make(tmp_path), "8/out.txt", fence=1)  # a new folder in a root that is known
+    assert ("sync", str(place.root)) in done
+    assert ("sync", str(tmp_path / "data")) not in done
+
+
+def test_a_note_of_a_claim_that_a_power_cut_took_back_is_replaced(place, tmp_path: Path) -> None:
+    """The store decides: while it names this claim, no newer one exists."""
+    place.put(make(tmp_path, "of a lost claim"), "1/out.txt", fence=15, job=1)
+    with pytest.raises(LostClaim, match="newer claim"):
+        place.put(make(tmp_path, "late"), "1/out.txt", fence=2, job=1, holds=lambda: False)
+    assert place.put(make(tmp_path, "again"), "1/out.txt", fence=2, job=1, holds=lambda: True).fence == 2
+    with place.open("1/out.txt") as file:
+        assert file.read() == b"again"
+
+
+def test_what_a_killed_publish_leaves_is_swept_by_age(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.write_bytes(os.urandom(1000))
+    code = (
+        "import os, sys, pathlib; from ostler.jobs import results\n"
+        "results._locked = lambda folder: os.kill(os.getpid(), 9)\n"
+        "results.LocalResults(pathlib.Path(sys.argv[1])).put(pathlib.Path(sys.argv[2]), '1/clip', 1)\n"
+    )
+    place = LocalResults(tmp_path / "results")
+    assert place.sweep() == 0
+    assert subprocess.run([sys.executable, "-c", code, str(place.root), str(source)]).returncode == -9
+    left = [p for p in place.root.rglob("*") if p.is_file()]
+    assert len(left) == 1
+    assert place.sweep(max_age=3600) == 0
+    assert place.sweep(max_age=3600, now=time.time() + 3601) == 1
+    assert not left[0].exists()
+
+
+def test_temporary_objects_elsewhere_are_swept_too(tmp_path: Path) -> None:
+    place = results.connect(f"memory://{tmp_path.name}", tmp_path)
+    assert place.sweep() == 0
+    place.put(make(tmp_path), "1/out.txt", fence=1)
+    place._fs.pipe_file(f"{place._parts}/left", b"half of it")
+    assert (place.sweep(), place.sweep(now=time.time() + 90_000)) == (0, 1)
+    assert place.find("1/out.txt") is not None
+
+
+def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
+    place = LocalResults(tmp_path / "results")
+    place.put(make(tmp_path), "3/a/b/out.txt", fence=1, job=3)
+    place.put(make(tmp_path), "4/out.txt", fence=1, job=4)
+    place.forget(3)
+    assert sorted(p.name for p in place.root.iterdir() if not p.name.startswith(".")) == ["4"]

@@ -113,7 +113,8 @@ class Job:
 
         if not self._holds():
             raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
-        published = self.results.put(Path(path), key, self.fence, os.environ.get("OSTLER_ORIGIN", ""), self.id)
+        origin = os.environ.get("OSTLER_ORIGIN", "")
+        published = self.results.put(Path(path), key, self.fence, origin, self.id, self._holds)
         self.event("uploaded", {"key": key, "size": published.size, "sha256": published.sha256})
         return published
 
