@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -222,3 +223,93 @@ def test_deleting_leaves_no_empty_folders(tmp_path: Path) -> None:
     place.put(make(tmp_path), "4/out.txt", fence=1, job=4)
     place.forget(3)
     assert sorted(p.name for p in place.root.iterdir() if not p.name.startswith(".")) == ["4"]
+
+
+def _dig(folder: Path, levels: int) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    for _ in range(levels):
+        os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=descriptor))
+        os.mkdir("deeper", dir_fd=descriptor)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+
+
+def test_a_deep_scratch_is_swept_and_the_others_with_it(tmp_path: Path) -> None:
+    for job in (1, 2, 3):
+        _dig(scratch.make(tmp_path, job, 1), 3000 if job == 2 else 3)
+    later = time.time() + 10_000
+    assert scratch.sweep(tmp_path, max_age=5000, max_bytes=10**9, live=set(), now=later)[0] == 3
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sweep_that_takes_too_long_leaves_the_rest_to_the_next(tmp_path: Path) -> None:
+    for job in range(5):
+        scratch.make(tmp_path, job, 1)
+    limits = {"max_age": 5000, "max_bytes": 10**9, "live": set(), "now": time.time() + 10_000}
+    assert scratch.sweep(tmp_path, patience=0, **limits) == (0, 0)
+    assert scratch.sweep(tmp_path, **limits) == (5, 0)
+
+
+_LOCKED = """
+import os, pathlib, sys
+from ostler.jobs import scratch
+root = pathlib.Path(sys.argv[1])
+if os.getuid() == 0:  # who may do anything
+    os.setgid(65534)
+    os.setuid(65534)
+for job in (1, 2):
+    path = scratch.make(root, job, 1)
+    (path / "a" / "b" / "c").mkdir(parents=True)
+    (path / "a" / "b" / "file").touch()
+    (path / "link").symlink_to("/etc")
+    for folder in (path / "a" / "b" / "c", path / "a" / "b", path / "a", path):
+        folder.chmod(0)
+scratch.settle(root, 1, 1, success=True)
+scratch.make(root, 2, 1)
+print(sorted(str(p.relative_to(root)) for p in root.rglob("*")))
+"""
+
+
+def test_a_scratch_that_a_job_has_locked_is_deleted() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o777)
+        done = subprocess.run([sys.executable, "-c", _LOCKED, folder], capture_output=True, text=True)
+        assert (done.stdout.strip(), done.stderr) == ("['2', '2/1']", "")
+
+
+def test_what_cannot_be_deleted_is_told_and_fails_nothing(tmp_path: Path, monkeypatch, caplog) -> None:
+    path = scratch.make(tmp_path, 1, 1)
+    (path / "good").touch()
+    (path / "stuck").touch()
+    unlink = os.unlink
+
+    def refuse(name, **more) -> None:
+        if name == "stuck":
+            raise PermissionError(1, "Operation not permitted")
+        unlink(name, **more)
+
+    monkeypatch.setattr(os, "unlink", refuse)
+    scratch.settle(tmp_path, 1, 1, success=True)
+    assert "job 1: its scratch could not be deleted: stuck: Operation not permitted" in caplog.text
+    assert not (path / "good").exists()
+    assert list(scratch.make(tmp_path, 1, 1).iterdir()) == []  # moved out of the way
+    assert scratch.sweep(tmp_path, max_age=1, max_bytes=0, live=set(), now=time.time() + 9)[0] == 0
+    monkeypatch.undo()
+    assert scratch.sweep(tmp_path, max_age=1, max_bytes=0, live=set(), now=time.time() + 9)[0] == 1
+
+
+def test_files_that_appear_while_a_scratch_is_deleted_are_deleted_too(tmp_path: Path, monkeypatch) -> None:
+    path = scratch.make(tmp_path, 1, 1)
+    (path / "folder").mkdir()
+    rmdir = os.rmdir
+
+    def late(name, **more) -> None:
+        monkeypatch.setattr(os, "rmdir", rmdir)
+        (path / name / "late").touch()
+        rmdir(name, **more)
+
+    monkeypatch.setattr(os, "rmdir", late)
+    assert scratch.delete(path) is None
+    assert not path.exists()
