@@ -101,3 +101,18 @@ def talks(job: Job, text: str) -> None:
 @app.job(queue="work", cron="0 0 1 1 *", zone="Europe/Berlin")
 def new_year(job: Job) -> str:
     return "happy"
+
+
+@app.job(queue="work", attempts=1)
+def digs(job: Job, levels: int, fail: bool = False) -> int:
+    """Makes its scratch so deep that no path reaches the bottom."""
+    descriptor = os.open(job.scratch, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("deeper", dir_fd=descriptor)
+        below = os.open("deeper", os.O_RDONLY, dir_fd=descriptor)
+        os.close(descriptor)
+        descriptor = below
+    os.close(descriptor)
+    if fail:
+        raise OSError("too deep")
+    return os.getpid()

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from ostler.jobs import scratch
 from tests.harness import MODULES, Node, until
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
@@ -137,6 +138,18 @@ def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
         ),
         "its size in the log",
     )
+
+
+@pytest.mark.parametrize("levels", [1500, 5000])
+def test_a_deep_scratch_costs_its_job_nothing(node: Node, levels: int) -> None:
+    good = node.wait_job(node.enqueue("digs", levels=levels))
+    assert (good["status"], good["crashes"], good["attempt"]) == ("done", 0, 1)
+    assert not (node.folder / "scratch" / str(good["id"])).exists()
+    bad = node.wait_job(node.enqueue("digs", levels=levels, fail=True))
+    assert (bad["status"], bad["crashes"], "too deep" in bad["error"]["message"]) == ("failed", 0, True)
+    kept = node.folder / "scratch" / str(bad["id"])
+    assert kept.exists()
+    assert scratch.delete(kept) is None
 
 
 def _logs(node: Node) -> str:

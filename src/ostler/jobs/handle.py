@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,9 @@ _EVENT_BYTES = 65_536
 def _clean(text: str) -> str:
     """Text that can be stored: file names may hold bytes that are no characters."""
     return str(text).encode("utf-8", "replace").decode()[:500]
+
+
+_making = threading.Lock()  # threads of a job that ask for its scratch at once
 
 
 class Job:
@@ -86,11 +90,12 @@ class Job:
     @property
     def scratch(self) -> Path:
         """A private directory for this run, empty at first. Deleted on success, kept on failure for a look."""
-        if self._scratch is None:
-            from ostler.jobs import scratch  # noqa: PLC0415
+        with _making:
+            if self._scratch is None:
+                from ostler.jobs import scratch  # noqa: PLC0415
 
-            self._scratch = scratch.make(_data() / "scratch", self.id, self.attempt)
-        return self._scratch
+                self._scratch = scratch.make(_data() / "scratch", self.id, self.attempt)
+            return self._scratch
 
     @property
     def results(self) -> Results:
@@ -108,7 +113,8 @@ class Job:
 
         if not self._holds():
             raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
-        published = self.results.put(Path(path), key, self.fence, os.environ.get("OSTLER_ORIGIN", ""), self.id)
+        origin = os.environ.get("OSTLER_ORIGIN", "")
+        published = self.results.put(Path(path), key, self.fence, origin, self.id, self._holds)
         self.event("uploaded", {"key": key, "size": published.size, "sha256": published.sha256})
         return published
 

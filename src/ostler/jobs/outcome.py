@@ -6,7 +6,14 @@ Returning is success. `Fail` is permanent, `Retry` asks for another run, `Snooze
 
 from __future__ import annotations
 
+from typing import Any
+
 from ostler.errors import OstlerError
+
+
+def is_wait(after: Any) -> bool:
+    """Whether it is a number of seconds that a job can wait."""
+    return isinstance(after, int | float) and not isinstance(after, bool) and 0 <= after < 1e9
 
 
 class Fail(OstlerError):
@@ -22,9 +29,7 @@ class Retry(OstlerError):
 
     def __init__(self, message: str = "", *, after: float | None = None) -> None:
         super().__init__(message or "the job asked for another run")
-        if after is not None and (
-            isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e9
-        ):
+        if after is not None and not is_wait(after):
             raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after
 
@@ -34,7 +39,7 @@ class Snooze(OstlerError):
 
     def __init__(self, after: float, message: str = "") -> None:
         super().__init__(message or "the job asked to be run later")
-        if isinstance(after, bool) or not isinstance(after, int | float) or not 0 <= after < 1e9:
+        if not is_wait(after):
             raise ValueError(f"Snooze({after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after
 

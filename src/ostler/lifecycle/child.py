@@ -42,6 +42,7 @@ class Channel:
         self._socket = socket.socket(fileno=int(descriptor))
         self._interval = float(interval)
         self._heard, self._facts = heard, facts
+        self._pid = os.getpid()
         self._sending = threading.Lock()
         self._thread = threading.Thread(target=self._guarded, name="ostler-control", daemon=True)
 
@@ -50,7 +51,15 @@ class Channel:
         self._thread.start()
 
     def send(self, *frame: object) -> None:
-        """Hand a frame to the node. When the node is gone, the listening thread is about to end this process."""
+        """Hand a frame to the node. When the node is gone, the listening thread is about to end this process.
+
+        Raises RuntimeError in a forked child: its frames would be mixed up with the worker's own.
+        """
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                f"this is a child process of the worker (forked, pid {os.getpid()}), which cannot report to the node: "
+                "let the job itself call job.event, job.progress and job.publish"
+            )
         data = encode(list(frame))
         with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)

@@ -1,0 +1,165 @@
+"""What a job may change in its worker and the next job would feel: put back between two jobs. Standard library alone.
+
+Everything is compared first and written only where it differs: a job that changes nothing pays a few microseconds. Python objects
+(modules, caches, a model that was loaded once) are left alone.
+"""
+
+from __future__ import annotations
+
+import _signal  # type: ignore[import-not-found]  # that of `signal` makes enums: 30 times slower
+import contextlib
+import faulthandler
+import locale
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TextIO
+
+log = logging.getLogger("ostler.jobs")
+
+_ABSENT = "resource" not in sys.modules
+import resource  # noqa: E402
+
+if _ABSENT:
+    # Seven system calls for each job are too many: limits are looked at only where somebody else has imported it too.
+    del sys.modules["resource"]
+
+_LIMITS = tuple(
+    getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
+)
+_SIGNALS = tuple(sorted({int(s) for s in signal.valid_signals() if s < 32} - {signal.SIGKILL, signal.SIGSTOP}))
+_VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  what os.environ compares slowly
+
+
+class Baseline:
+    """This process as it is now, to come back to after every job."""
+
+    def __init__(self) -> None:
+        self._descriptors = [os.dup(number) for number in range(3)]
+        self._streams: dict[str, TextIO] = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
+        self._loop: Any = None  # the event loop of async jobs
+        self._cwd = str(Path.cwd())
+        self._recursion = sys.getrecursionlimit()
+        self._umask = os.umask(0o077)
+        os.umask(self._umask)
+        self._handlers = tuple(map(_signal.getsignal, _SIGNALS))
+        self._blocked = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        self._limits = tuple(map(resource.getrlimit, _LIMITS))
+        self._locale = locale.setlocale(locale.LC_ALL)
+        self._environ = dict(_VARIABLES)
+        self._variables = dict(_VARIABLES)  # as they were after the last job
+        self._steps: tuple[tuple[str, Callable[[], object]], ...] = (
+            ("the recursion limit", lambda: sys.setrecursionlimit(self._recursion)),  # the others may need it
+            ("signals", self._restore_signals),
+            ("limits", self._restore_limits),
+            ("the standard streams", self._restore_streams),
+            ("the working directory", lambda: os.chdir(self._cwd)),
+            ("the environment", self._restore_environ),
+            ("the locale", lambda: locale.setlocale(locale.LC_ALL, self._locale)),
+            ("the event loop", self._restore_loop),
+        )
+        self._same = self._read()
+
+    def restore(self) -> str | None:
+        """Put back what differs. What could not be put back, in words: then no other job should run in this process."""
+        with contextlib.suppress(Exception):  # it cannot even be read, as a working directory that was deleted
+            if self._read() == self._same:
+                return None
+        left = []
+        for what, step in self._steps:
+            try:
+                step()
+            except Exception as error:  # noqa: BLE001
+                left.append(f"{what} ({type(error).__name__}: {error})")
+        self._same = self._read()
+        return ", ".join(left) or None
+
+    def _read(self) -> tuple[Any, ...]:
+        """All that is compared. The umask, descriptors and current event loop are as quickly written as read."""
+        os.umask(self._umask)
+        for number, own in enumerate(self._descriptors):
+            os.dup2(own, number)
+        return (
+            sys.getrecursionlimit(),
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            *(stream.closed for stream in self._streams.values()),
+            faulthandler.is_enabled(),
+            signal.getitimer(signal.ITIMER_REAL),
+            *map(_signal.getsignal, _SIGNALS),
+            _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
+            *(map(resource.getrlimit, _LIMITS) if "resource" in sys.modules else ()),
+            os.getcwd(),  # noqa: PTH109
+            locale.setlocale(locale.LC_ALL),
+            self._variables == _VARIABLES,
+            self._restore_loop(),
+        )
+
+    def loop(self) -> Any:
+        """The event loop that async jobs share, so that clients which a job keeps stay usable for the next one."""
+        import asyncio  # noqa: PLC0415  only workers with async jobs pay for it
+
+        if self._loop is None or self._loop.is_closed():
+            self._loop = asyncio.new_event_loop()
+            asyncio.set_event_loop(self._loop)
+        return self._loop
+
+    def write(self, data: bytes) -> None:
+        """Write to the real standard output."""
+        os.write(self._descriptors[1], data)
+
+    # ---- the steps
+
+    def _restore_signals(self) -> None:
+        signal.setitimer(signal.ITIMER_REAL, 0)  # before its handler goes: the default would end the worker
+        for number, handler in zip(_SIGNALS, self._handlers, strict=True):
+            if handler is not None:  # None: set by a library in C, which cannot be put back from here
+                signal.signal(number, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._blocked)
+
+    def _restore_limits(self) -> None:
+        for kind, limit in zip(_LIMITS, self._limits, strict=True):
+            resource.setrlimit(kind, limit)  # ValueError when the hard one was lowered
+
+    def _restore_streams(self) -> None:
+        for number, (name, stream) in enumerate(self._streams.items()):
+            if stream.closed:
+                self._reopen(number, name, stream)
+            else:
+                setattr(sys, name, stream)
+        if not faulthandler.is_enabled():
+            faulthandler.enable(self._descriptors[2])
+
+    def _reopen(self, number: int, name: str, closed: TextIO) -> None:
+        stream = open(  # noqa: SIM115
+            number,
+            "r" if number == 0 else "w",
+            buffering=1,
+            encoding=closed.encoding,
+            errors=closed.errors,
+            closefd=False,
+        )
+        self._streams[name] = stream
+        for known in (name, f"__{name}__"):
+            setattr(sys, known, stream)
+        for handler in logging.getLogger().handlers:
+            if isinstance(handler, logging.StreamHandler) and handler.stream is closed:
+                handler.stream = stream  # `setStream` would flush the closed one
+
+    def _restore_environ(self) -> None:
+        """Variables that were set get their value back; new ones stay, because libraries set some when they are first imported."""
+        for name, value in self._environ.items():
+            if os.environb.get(name) != value:
+                os.environb[name] = value
+        self._variables = dict(_VARIABLES)
+
+    def _restore_loop(self) -> bool:
+        """`asyncio.run` in a job leaves no current loop behind."""
+        used = "asyncio" in sys.modules
+        if used:
+            sys.modules["asyncio"].set_event_loop(self.loop())
+        return used
