@@ -42,13 +42,13 @@ def test_a_copy_needs_a_key_frame_at_the_start_and_codecs_that_fit(change, start
 
 
 def test_the_command_reads_files_only_and_writes_fast_start() -> None:
-    argv = media.command("ffmpeg", Cut("a.mp4", 4, 6.5), FACTS, "copy", Path("/out/clip.mp4"))
+    argv = media.command(Rules(ffmpeg="ffmpeg"), Cut("a.mp4", 4, 6.5), FACTS, "copy", Path("/out/clip.mp4"))
     pairs = dict(zip(argv, argv[1:]))
     assert (pairs["-ss"], pairs["-t"], pairs["-i"], pairs["-c"]) == ("4.000500", "2.500000", "/v/a.mp4", "copy")
     assert (pairs["-protocol_whitelist"], pairs["-movflags"], argv[-1]) == ("file", "+faststart", "/out/clip.mp4")
     assert "hls" not in pairs["-format_whitelist"]
     assert argv.index("-format_whitelist") < argv.index("-i")
-    encoded = media.command("ffmpeg", Cut("a.mp4", 4, 6.5), FACTS, "encode", Path("/out/clip.mp4"))
+    encoded = media.command(Rules(ffmpeg="ffmpeg"), Cut("a.mp4", 4, 6.5), FACTS, "encode", Path("/out/clip.mp4"))
     assert dict(zip(encoded, encoded[1:]))["-c:v"] == "libx264"
     assert dict(zip(encoded, encoded[1:]))["-ss"] == "4.000000"
 

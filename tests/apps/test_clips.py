@@ -336,6 +336,53 @@ def test_limits_are_settings_and_each_has_its_code(make_node, videos: Path) -> N
     assert not list((node.folder / "uploads").glob("*"))
 
 
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory) -> Path:
+    """Small files with huge pictures: an honest one, one whose header lies, one that grows in the middle."""
+    root = tmp_path_factory.mktemp("bombs")
+    black = ("-f", "lavfi", "-i", "color=black:s=12000x12000:r=4:d=1")
+    huge = ffmpeg(*black, "-c:v", "libx264", "-preset", "ultrafast", "-g", "4", to=root / "huge.mp4")
+    mkv = ffmpeg("-i", huge, "-c", "copy", to=root / "true.mkv").read_bytes()
+    sides = b"\xb0\x82\x2e\xe0\xba\x82\x2e\xe0"
+    assert mkv.count(sides) == 1
+    (root / "liar.mkv").write_bytes(mkv.replace(sides, b"\xb0\x82\x00\xa0\xba\x82\x00\x78"))
+    small = video(root / "small.h264", *H264, seconds=2, rate="8", sound=False)
+    grown = ffmpeg("-i", huge, "-c", "copy", "-bsf:v", "h264_mp4toannexb", to=root / "large.h264")
+    (root / "both.h264").write_bytes(small.read_bytes() + grown.read_bytes())
+    ffmpeg("-framerate", "8", "-i", root / "both.h264", "-c", "copy", to=root / "grows.avi")
+    ffmpeg("-i", huge, "-c", "copy", to=root / "huge.ts")
+    video(root / "fast.mp4", *H264, size="640x480", rate="500", seconds=1, sound=False)
+    video(root / "large.mp4", *H264, size="1920x1080", seconds=1, sound=False)
+    assert huge.stat().st_size < 1_000_000
+    return root
+
+
+def test_a_small_file_with_huge_pictures_is_refused_and_takes_no_memory(make_node, bombs: Path) -> None:
+    node = make_node("--pool", "clips=1", app=APP, OSTLER_CLIPS_ROOTS=str(bombs), OSTLER_CLIPS_MAX_PIXEL_RATE="1e8")
+    for name, start, end in [("huge.mp4", 0, 0.9), ("huge.ts", 0, 0.9), ("liar.mkv", 0.1, 0.9)]:
+        failed = node.wait_job(cut(node, name, start, end))
+        assert (failed["status"], failed["error"] and failed["error"]["code"]) == ("failed", "INPUT_TOO_LARGE"), name
+        assert "12000 x 12000 = 144.0 million pixels, more than the 36 million" in failed["error"]["message"]
+        assert "OSTLER_CLIPS_MAX_PIXELS" in failed["error"]["message"]
+    assert node.wait_job(cut(node, "grows.avi", 0.1, 2.9))["status"] == "failed"
+    [worker] = node.workers()
+    peak = int(Path(f"/proc/{worker['pid']}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+    assert peak < 1000
+    failed = node.wait_job(cut(node, "fast.mp4", 0, 0.9))
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "INPUT_TOO_LARGE")
+    assert "OSTLER_CLIPS_MAX_PIXEL_RATE" in failed["error"]["message"]
+
+
+def test_a_cut_has_a_limit_of_memory_and_its_worker_is_as_before_afterwards(make_node, bombs: Path) -> None:
+    node = make_node("--pool", "clips=1", app=APP, OSTLER_CLIPS_ROOTS=str(bombs), OSTLER_CLIPS_MAX_MEMORY_MB="200")
+    failed = node.wait_job(cut(node, "large.mp4", 0.1, 0.9))
+    assert (failed["status"], failed["error"]["code"], failed["attempt"]) == ("failed", "INPUT_TOO_LARGE", 1)
+    assert "more than the 200 MB of memory that OSTLER_CLIPS_MAX_MEMORY_MB allows" in failed["error"]["message"]
+    [worker] = node.workers()
+    limits = Path(f"/proc/{worker['pid']}/limits").read_text().splitlines()
+    assert next(line for line in limits if line.startswith("Max data size")).split()[3] == "unlimited"
+
+
 def test_without_roots_the_answer_says_how_to_set_them(make_node) -> None:
     node = make_node("--pool", "clips=0", app=APP)
     status, code, message = refused(node, "/etc/passwd")
