@@ -521,6 +521,41 @@ def test_a_form_that_breaks_off_leaves_nothing(node: Node) -> None:
     assert list((node.folder / "uploads").glob("*.*")) == []
 
 
+def test_a_form_of_many_fields_is_refused_before_it_fills_the_memory(node: Node) -> None:
+    for count, size, says in [(20, 5, "more than 16 fields"), (2, 900, ""), (10, 1000, "")]:
+        fields = {f"f{n}": "x" * size for n in range(count)}
+        status, answer = upload(node, None, **fields)
+        assert status == (413 if says else 422), answer
+        assert says in answer["error"]["message"]
+    edge = "b" * 20
+    flood = f"--{edge}\r\nX-Fill: {'y' * 4000}\r\nContent-Disposition: form-data; name=file\r\n\r\n" + "z" * 10
+    headers = {"Content-Type": f"multipart/form-data; boundary={edge}"}
+    body = b"\r\n" * 60_000 + flood.encode()
+    status, answer = node.post("/api/v1/clips", body, **headers)
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE"), answer
+    assert "more than 65536 bytes besides its file" in answer["error"]["message"]
+    assert list((node.folder / "uploads").glob("*.*")) == []
+
+
+@pytest.mark.parametrize("length", [0, 71, 5000])
+def test_a_boundary_that_no_form_has_is_refused(node: Node, length: int) -> None:
+    headers = {"Content-Type": f"multipart/form-data; boundary={'b' * length}"}
+    status, answer = node.post("/api/v1/clips", b"--b--", **headers)
+    assert (status, answer["error"]["code"]) == (422, "VALIDATION"), answer
+    assert "boundary of 1 to 70 bytes" in answer["error"]["message"]
+
+
+def test_a_refused_body_is_answered_and_not_reset(make_node) -> None:
+    """The client says `Connection: close` and reads nothing before it has sent everything, as urllib does."""
+    node = make_node("--pool", "clips=0", app=APP, OSTLER_CLIPS_MAX_INPUT_MB="1")
+    status, answer = upload(node, bytes(40 << 20), start=0, end=1)
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE")
+    status, answer = node.post("/api/v1/clips", b'{"source": "' + bytes(40 << 20))
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE")
+    status, answer = node.post("/api/v1/jobs", b'{"task": "' + bytes(40 << 20))
+    assert (status, answer["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+
+
 def test_a_large_upload_does_not_go_through_memory(make_node) -> None:
     node = make_node("--pool", "clips=0", app=APP)
     peak = lambda: int(Path(f"/proc/{node.pid}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024

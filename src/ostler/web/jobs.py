@@ -12,6 +12,7 @@ from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.producer import prepare
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus, NewJob
+from ostler.web import body as bodies
 from ostler.web.context import Context
 from ostler.web.errors import in_words
 from ostler.web.render import JSONResponse
@@ -167,14 +168,8 @@ def prepared(context: Context, wanted: EnqueueRequest) -> NewJob:
 
 async def read(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is too large."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise PayloadTooLarge(
-                f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
-            )
-    return bytes(data)
+    message = f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
+    return await bodies.read(request, limit, PayloadTooLarge(message))
 
 
 Model = TypeVar("Model", bound=BaseModel)
