@@ -100,6 +100,13 @@ def fails(job: Job, times: int = 1000) -> int:
     return job.attempt
 
 
+@app.job(queue="work")
+def tells(job: Job, times: int, size: int) -> None:
+    """Much of it."""
+    for n in range(times):
+        job.event("told", {"n": n, "text": "x" * size})
+
+
 @app.job(queue="work", attempts=5)
 def gives_up(job: Job) -> None:
     raise Fail("VALIDATION", "this can never work")

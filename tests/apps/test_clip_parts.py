@@ -42,13 +42,13 @@ def test_a_copy_needs_a_key_frame_at_the_start_and_codecs_that_fit(change, start
 
 
 def test_the_command_reads_files_only_and_writes_fast_start() -> None:
-    argv = media.command("ffmpeg", Cut("a.mp4", 4, 6.5), FACTS, "copy", Path("/out/clip.mp4"))
+    argv = media.command(Rules(ffmpeg="ffmpeg"), Cut("a.mp4", 4, 6.5), FACTS, "copy", Path("/out/clip.mp4"))
     pairs = dict(zip(argv, argv[1:]))
     assert (pairs["-ss"], pairs["-t"], pairs["-i"], pairs["-c"]) == ("4.000500", "2.500000", "/v/a.mp4", "copy")
     assert (pairs["-protocol_whitelist"], pairs["-movflags"], argv[-1]) == ("file", "+faststart", "/out/clip.mp4")
     assert "hls" not in pairs["-format_whitelist"]
     assert argv.index("-format_whitelist") < argv.index("-i")
-    encoded = media.command("ffmpeg", Cut("a.mp4", 4, 6.5), FACTS, "encode", Path("/out/clip.mp4"))
+    encoded = media.command(Rules(ffmpeg="ffmpeg"), Cut("a.mp4", 4, 6.5), FACTS, "encode", Path("/out/clip.mp4"))
     assert dict(zip(encoded, encoded[1:]))["-c:v"] == "libx264"
     assert dict(zip(encoded, encoded[1:]))["-ss"] == "4.000000"
 
@@ -82,6 +82,8 @@ def test_progress_lines(line, seconds) -> None:
         ("bytes=-500", (0, 99)),
         ("bytes=19-10", None),
         ("bytes=-", None),
+        (f"bytes=-{'9' * 5000}", (0, 99)),
+        (f"bytes={'0' * 5000}7-{'9' * 5000}", (7, 99)),
         ("bytes=0-1,5-6", None),
         ("lines=0-1", None),
         ("bytes=a-b", None),
@@ -91,7 +93,7 @@ def test_ranges(header, piece) -> None:
     assert ranges.wanted(header, 100) == (None if piece is None else ranges.Piece(*piece))
 
 
-@pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0"])
+@pytest.mark.parametrize("header", ["bytes=100-", "bytes=100-200", "bytes=-0", f"bytes={'9' * 5000}-"])
 def test_ranges_past_the_end(header) -> None:
     with pytest.raises(ranges.Unsatisfiable):
         ranges.wanted(header, 100)
@@ -204,6 +206,16 @@ def test_uploads_are_swept_when_their_job_has_ended_or_they_never_had_one(tmp_pa
 
     asyncio.run(uploads.sweep(tmp_path, Rules(), live, (folder / f"{names['fresh']}.source").stat().st_mtime + 60))
     assert {p.stem for p in folder.iterdir()} == {names["live"], names["fresh"], names["writing"]}
+
+
+def test_the_note_of_an_uploads_job_is_on_the_disk_before_the_answer(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "uploads").mkdir()
+    synced: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda fd: synced.append(os.readlink(f"/proc/self/fd/{fd}")))
+    uploads.assign(tmp_path, "a" * 32, 17)
+    folder = str(tmp_path / "uploads")
+    assert synced == [f"{folder}/{'a' * 32}.note", folder]
+    assert (tmp_path / "uploads" / f"{'a' * 32}.job").read_text() == "17"
 
 
 def test_clips_are_deleted_when_they_are_too_old_and_nothing_else_is(tmp_path: Path) -> None:

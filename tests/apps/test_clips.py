@@ -336,6 +336,53 @@ def test_limits_are_settings_and_each_has_its_code(make_node, videos: Path) -> N
     assert not list((node.folder / "uploads").glob("*"))
 
 
+@pytest.fixture(scope="module")
+def bombs(tmp_path_factory) -> Path:
+    """Small files with huge pictures: an honest one, one whose header lies, one that grows in the middle."""
+    root = tmp_path_factory.mktemp("bombs")
+    black = ("-f", "lavfi", "-i", "color=black:s=12000x12000:r=4:d=1")
+    huge = ffmpeg(*black, "-c:v", "libx264", "-preset", "ultrafast", "-g", "4", to=root / "huge.mp4")
+    mkv = ffmpeg("-i", huge, "-c", "copy", to=root / "true.mkv").read_bytes()
+    sides = b"\xb0\x82\x2e\xe0\xba\x82\x2e\xe0"
+    assert mkv.count(sides) == 1
+    (root / "liar.mkv").write_bytes(mkv.replace(sides, b"\xb0\x82\x00\xa0\xba\x82\x00\x78"))
+    small = video(root / "small.h264", *H264, seconds=2, rate="8", sound=False)
+    grown = ffmpeg("-i", huge, "-c", "copy", "-bsf:v", "h264_mp4toannexb", to=root / "large.h264")
+    (root / "both.h264").write_bytes(small.read_bytes() + grown.read_bytes())
+    ffmpeg("-framerate", "8", "-i", root / "both.h264", "-c", "copy", to=root / "grows.avi")
+    ffmpeg("-i", huge, "-c", "copy", to=root / "huge.ts")
+    video(root / "fast.mp4", *H264, size="640x480", rate="500", seconds=1, sound=False)
+    video(root / "large.mp4", *H264, size="1920x1080", seconds=1, sound=False)
+    assert huge.stat().st_size < 1_000_000
+    return root
+
+
+def test_a_small_file_with_huge_pictures_is_refused_and_takes_no_memory(make_node, bombs: Path) -> None:
+    node = make_node("--pool", "clips=1", app=APP, OSTLER_CLIPS_ROOTS=str(bombs), OSTLER_CLIPS_MAX_PIXEL_RATE="1e8")
+    for name, start, end in [("huge.mp4", 0, 0.9), ("huge.ts", 0, 0.9), ("liar.mkv", 0.1, 0.9)]:
+        failed = node.wait_job(cut(node, name, start, end))
+        assert (failed["status"], failed["error"] and failed["error"]["code"]) == ("failed", "INPUT_TOO_LARGE"), name
+        assert "12000 x 12000 = 144.0 million pixels, more than the 36 million" in failed["error"]["message"]
+        assert "OSTLER_CLIPS_MAX_PIXELS" in failed["error"]["message"]
+    assert node.wait_job(cut(node, "grows.avi", 0.1, 2.9))["status"] == "failed"
+    [worker] = node.workers()
+    peak = int(Path(f"/proc/{worker['pid']}/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+    assert peak < 1000
+    failed = node.wait_job(cut(node, "fast.mp4", 0, 0.9))
+    assert (failed["status"], failed["error"]["code"]) == ("failed", "INPUT_TOO_LARGE")
+    assert "OSTLER_CLIPS_MAX_PIXEL_RATE" in failed["error"]["message"]
+
+
+def test_a_cut_has_a_limit_of_memory_and_its_worker_is_as_before_afterwards(make_node, bombs: Path) -> None:
+    node = make_node("--pool", "clips=1", app=APP, OSTLER_CLIPS_ROOTS=str(bombs), OSTLER_CLIPS_MAX_MEMORY_MB="200")
+    failed = node.wait_job(cut(node, "large.mp4", 0.1, 0.9))
+    assert (failed["status"], failed["error"]["code"], failed["attempt"]) == ("failed", "INPUT_TOO_LARGE", 1)
+    assert "more than the 200 MB of memory that OSTLER_CLIPS_MAX_MEMORY_MB allows" in failed["error"]["message"]
+    [worker] = node.workers()
+    limits = Path(f"/proc/{worker['pid']}/limits").read_text().splitlines()
+    assert next(line for line in limits if line.startswith("Max data size")).split()[3] == "unlimited"
+
+
 def test_without_roots_the_answer_says_how_to_set_them(make_node) -> None:
     node = make_node("--pool", "clips=0", app=APP)
     status, code, message = refused(node, "/etc/passwd")
@@ -472,6 +519,41 @@ def test_a_form_that_breaks_off_leaves_nothing(node: Node) -> None:
     assert (status, answer["error"]["code"]) == (422, "VALIDATION")
     assert "broke off" in answer["error"]["message"]
     assert list((node.folder / "uploads").glob("*.*")) == []
+
+
+def test_a_form_of_many_fields_is_refused_before_it_fills_the_memory(node: Node) -> None:
+    for count, size, says in [(20, 5, "more than 16 fields"), (2, 900, ""), (10, 1000, "")]:
+        fields = {f"f{n}": "x" * size for n in range(count)}
+        status, answer = upload(node, None, **fields)
+        assert status == (413 if says else 422), answer
+        assert says in answer["error"]["message"]
+    edge = "b" * 20
+    flood = f"--{edge}\r\nX-Fill: {'y' * 4000}\r\nContent-Disposition: form-data; name=file\r\n\r\n" + "z" * 10
+    headers = {"Content-Type": f"multipart/form-data; boundary={edge}"}
+    body = b"\r\n" * 60_000 + flood.encode()
+    status, answer = node.post("/api/v1/clips", body, **headers)
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE"), answer
+    assert "more than 65536 bytes besides its file" in answer["error"]["message"]
+    assert list((node.folder / "uploads").glob("*.*")) == []
+
+
+@pytest.mark.parametrize("length", [0, 71, 5000])
+def test_a_boundary_that_no_form_has_is_refused(node: Node, length: int) -> None:
+    headers = {"Content-Type": f"multipart/form-data; boundary={'b' * length}"}
+    status, answer = node.post("/api/v1/clips", b"--b--", **headers)
+    assert (status, answer["error"]["code"]) == (422, "VALIDATION"), answer
+    assert "boundary of 1 to 70 bytes" in answer["error"]["message"]
+
+
+def test_a_refused_body_is_answered_and_not_reset(make_node) -> None:
+    """The client says `Connection: close` and reads nothing before it has sent everything, as urllib does."""
+    node = make_node("--pool", "clips=0", app=APP, OSTLER_CLIPS_MAX_INPUT_MB="1")
+    status, answer = upload(node, bytes(40 << 20), start=0, end=1)
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE")
+    status, answer = node.post("/api/v1/clips", b'{"source": "' + bytes(40 << 20))
+    assert (status, answer["error"]["code"]) == (413, "INPUT_TOO_LARGE")
+    status, answer = node.post("/api/v1/jobs", b'{"task": "' + bytes(40 << 20))
+    assert (status, answer["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
 
 
 def test_a_large_upload_does_not_go_through_memory(make_node) -> None:

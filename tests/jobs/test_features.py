@@ -90,7 +90,9 @@ def test_a_chain_passes_results_on(node: Node) -> None:
     )
     assert node.wait_job(first)["result"] == 6
     until(
-        lambda: [j["result"] for j in node.get("/api/v1/jobs?task=double&limit=2&status=done")[1]["jobs"]] == [24, 12],
+        lambda: (
+            [j["result"] for j in node.get("/api/v1/jobs?task=double&limit=2&status=done")[1]["jobs"]] == ["24", "12"]
+        ),
         "the chain's end",
     )
 

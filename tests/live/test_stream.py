@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ostler.store import Store, now_ms
+from ostler.store import Store, now_ms, views
 from ostler.store.doorbell import ring
 from ostler.store.rows import NewJob
 from tests.harness import APP, FAST, Node, call, until
@@ -25,10 +25,7 @@ WORKER = {
     "component", "node", "pool", "queue_type", "id", "status", "pid", "generation", "current_job", "task", "paused", "rss_mb",
     "started_at", "restart_count", "restart_at", "last_exit",
 }  # fmt: skip
-JOB = {
-    "id", "task", "queue", "status", "args", "attempt", "attempts", "crashes", "progress", "stage", "worker", "node",
-    "cancel_requested", "run_at", "created_at", "started_at", "finished_at", "seq", "result", "error",
-}  # fmt: skip
+JOB = {*views.JOB}
 INCIDENT = {"node", "id", "level", "subject", "text", "at", "count", "job", "detail"}
 
 

@@ -107,7 +107,7 @@ def test_notes_number_the_timeline_in_order_and_keep_the_last_progress(store: St
     assert [(e["seq"], e["name"]) for e in row["events"]] == [
         (1, "created"), (2, "processing"), (3, "source:ready"), (4, "progress"), (5, "progress"), (6, "done"),
     ]  # fmt: skip
-    assert (row["progress"], row["stage"]) == (20.0, "a")
+    assert (row["progress"], row["stage"]) == (100.0, "a")  # it is done
 
 
 def test_priority_then_age_decides_the_order(store: Store) -> None:

@@ -185,3 +185,39 @@ def test_a_token_is_asked_where_one_is_set(make_node) -> None:
 
 
 _ = (Path, os)
+
+
+# ---- answers of bounded size, in one shape
+
+
+def test_a_jobs_timeline_comes_in_pages_and_no_answer_grows_with_it(node: Node) -> None:
+    chatty = node.enqueue("tells", times=300, size=50_000)
+    node.wait_job(chatty)
+    job = node.job(chatty)
+    assert len(json.dumps(job)) < 1_000_000
+    assert (job["events"][-1]["seq"], job["events"][-1]["name"]) == (job["seq"], "done")
+    seen, after = [], 0
+    while after is not None:
+        status, page = node.get(f"/api/v1/jobs/{chatty}/events?after={after}&limit=1000")
+        assert (status, len(json.dumps(page)) < 1_000_000) == (200, True)
+        seen += [e["seq"] for e in page["events"]]
+        after = page["next"]
+    assert seen == list(range(1, job["seq"] + 1))
+    assert node.get("/api/v1/jobs/123456/events")[0] == 404
+    for path in (f"{2**70}", f"{2**70}/events", f"{2**70}/logs"):
+        assert node.get(f"/api/v1/jobs/{path}")[0] == 422
+
+
+def test_a_listing_has_short_jobs_of_the_same_shape_as_whole_ones(node: Node) -> None:
+    jobs = [node.enqueue("other", say="x" * 200_000) for _ in range(5)]
+    whole = [node.wait_job(job) for job in jobs][3]
+    status, listed = node.get("/api/v1/jobs?limit=5")
+    assert (status, [job["id"] for job in listed["jobs"]]) == (200, jobs[::-1])
+    assert len(json.dumps(listed)) < 10_000
+    short = listed["jobs"][1]
+    assert {*whole} - {*short} == {"events"}
+    assert (short["short"], whole["short"], len(short["args"])) == (True, False, 200)
+    cut = {"args", "result", "short"}
+    assert {k: v for k, v in short.items() if k not in cut} == {k: whole[k] for k in short if k not in cut}
+    documented = node.get("/openapi.json")[1]["components"]["schemas"]["JobView"]["properties"]
+    assert [*documented] == [*short]

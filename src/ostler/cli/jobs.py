@@ -18,6 +18,7 @@ from ostler.jobs.producer import prepare
 from ostler.store import now_ms
 from ostler.store.doorbell import ring
 
+_DATA = 1000  # characters of an event's data in the terminal
 _ENDED = ("done", "failed", "cancelled")
 
 
@@ -103,6 +104,7 @@ def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--cursor", type=int, help="Go on below this id.")
 @click.option("--watch", is_flag=True, help="Follow the job to its end, with a progress bar.")
+@click.option("--events", is_flag=True, help="The whole timeline of JOB, and nothing else.")
 @where
 @as_json
 def jobs(
@@ -114,6 +116,7 @@ def jobs(
     limit: int,
     cursor: int | None,
     watch: bool,
+    events: bool,
     json_: bool,
     data: str | None,
     store: str | None,
@@ -123,9 +126,14 @@ def jobs(
     known = settings(data, store, file)
     if job is None and watch:
         raise BadArguments("--watch follows one job: ostler jobs ID --watch")
+    if job is None and events:
+        raise BadArguments("--events shows the timeline of one job: ostler jobs ID --events")
     if job is not None and watch:
         raise SystemExit(_watch(known, job))
     with client.open_store(known) as opened:
+        if job is not None and events:
+            _timeline(opened, job, json_)
+            return
         if job is not None:
             found = opened.jobs.get(job)
             show.as_json(found) if json_ else _detail(found)
@@ -168,14 +176,31 @@ def _detail(job: dict[str, Any]) -> None:
     if job["error"]:
         label = "error" if job["status"] in _ENDED else "last run"
         console.print(f"  {label:<9}{job['error']['code']}: {job['error']['message']}")
+    if job["events"] and (older := job["events"][0]["seq"] - 1):
+        console.print(f"  … {older:,} older events; all of them: ostler jobs {job['id']} --events")
     for index, event in enumerate(job["events"]):
         following = job["events"][index + 1]["name"] if index + 1 < len(job["events"]) else None
         if event["name"] == following == "progress":
             continue  # of many in a row, the last one
-        data = "" if event["data"] is None else json.dumps(event["data"])
-        console.print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}")
+        _event(event)
     if job["error"] and job["error"].get("traceback"):
         console.print("\n" + job["error"]["traceback"])
+
+
+def _timeline(opened: Any, job: int, json_: bool) -> None:
+    """A page at a time: a job may have told hundreds of megabytes. As JSON, an event in each line."""
+    opened.jobs.find(job)
+    after: int | None = 0
+    while after is not None:
+        page, after = opened.jobs.event_page(job, after)
+        for event in page:
+            print(json.dumps(event)) if json_ else _event(event)
+
+
+def _event(event: dict[str, Any]) -> None:
+    data = "" if event["data"] is None else json.dumps(event["data"])
+    data = data if len(data) <= _DATA else data[: _DATA - 1] + "…"
+    show.console().print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}")
 
 
 def _watch(known: Settings, job: int) -> int:
@@ -190,13 +215,13 @@ def _watch(known: Settings, job: int) -> int:
         TextColumn("{task.fields[stage]}"),
     )
     with client.open_store(known) as opened:
-        found = opened.jobs.get(job)
+        found = opened.jobs.find(job)
         if found["status"] not in _ENDED and client.node_url(known) is None:
             print(f"no node is running on {known.data_dir}; job {job} waits until one is started with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
             while True:
-                found = opened.jobs.get(job)
+                found = opened.jobs.find(job)
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,
@@ -207,6 +232,7 @@ def _watch(known: Settings, job: int) -> int:
                 if found["status"] in _ENDED:
                     break
                 time.sleep(0.1)
+        found = opened.jobs.get(job)
     _detail(found)
     return 0 if found["status"] == "done" else 1
 

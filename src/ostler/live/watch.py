@@ -255,7 +255,7 @@ class Watch:
                 live.tallies.averages(now),
                 live.tallies.newest(now),
                 live.running_since(),
-                live.jobs(ids),
+                store.jobs.short(ids),
                 newest,
                 version,
             )

@@ -10,13 +10,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ostler.errors import Conflict, NotFound
-from ostler.store import limits
+from ostler.store import limits, views
 from ostler.store.flows import Flows
 from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 from ostler.store.sqlite import SqliteDatabase
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
+_LARGEST = 2**63 - 1  # the largest number that the store can hold
+EVENTS = 200  # entries of a page of a timeline, where nobody says how many
+_EVENT_BYTES = 524_288  # of their data in one page
+_EVENTS_AT_ONCE = 20
 _SEARCHED = 20_000  # jobs that one page of a search looks at
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 
@@ -251,19 +255,58 @@ class JobRecords:
 
     # ---- operators
 
-    def get(self, job: int) -> dict[str, Any]:
-        """The job with its timeline; raises NotFound."""
-        rows = self._db.run("job", id=job)
+    def find(self, job: int) -> dict[str, Any]:
+        """The job; raises NotFound."""
+        rows = self._db.run("job", id=job) if job <= _LARGEST else []
         if not rows:
             raise NotFound(f"there is no job {job}")
-        return {**_job(rows[0]), "events": self.events(job)}
+        return views.job(rows[0])
 
-    def events(self, job: int) -> list[dict[str, Any]]:
-        """The job's timeline, oldest first."""
-        return [
-            {"seq": r["seq"], "at": r["at"], "name": r["name"], "data": json.loads(r["data"]) if r["data"] else None}
-            for r in self._db.run("job_events", id=job)
-        ]
+    def get(self, job: int) -> dict[str, Any]:
+        """The job with the newest page of its timeline; raises NotFound."""
+        return {**self.find(job), "events": self.newest_events(job)}
+
+    def short(self, jobs: Iterable[int]) -> builtins.list[dict[str, Any]]:
+        """Short views of these jobs, in order of their ids; those that are no more are left out."""
+        return [views.short_job(row) for row in self._db.run("short_jobs", ids=json.dumps([*jobs]))]
+
+    def events(self, job: int) -> builtins.list[dict[str, Any]]:
+        """The job's whole timeline, oldest first."""
+        found: builtins.list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = self.event_page(job, after)
+            found += page
+        return found
+
+    def event_page(
+        self, job: int, after: int = 0, limit: int = EVENTS
+    ) -> tuple[builtins.list[dict[str, Any]], int | None]:
+        """The part of the timeline after a number, oldest first, bounded in entries and bytes; and where the next one begins."""
+        rows = self._bounded("events_after", job, after, limit)
+        more = bool(rows) and bool(self._db.run("events_after", id=job, edge=rows[-1]["seq"], limit=1))
+        return [views.event(r) for r in rows], rows[-1]["seq"] if more else None
+
+    def newest_events(self, job: int, limit: int = EVENTS) -> builtins.list[dict[str, Any]]:
+        """The end of the timeline, oldest first, bounded in entries and bytes."""
+        return [views.event(r) for r in reversed(self._bounded("events_before", job, _LARGEST, limit))]
+
+    def _bounded(self, statement: str, job: int, edge: int, limit: int) -> builtins.list[Any]:
+        """At least one row if there is any, and no more once `_EVENT_BYTES` are together. Few at a time: each may be large."""
+        rows: builtins.list[Any] = []
+        size = 0
+        while len(rows) < limit and size < _EVENT_BYTES:
+            wanted = min(_EVENTS_AT_ONCE, limit - len(rows))
+            found = self._db.run(statement, id=job, edge=edge, limit=wanted)
+            for row in found:
+                size += len(row["data"] or "")
+                if rows and size > _EVENT_BYTES:
+                    return rows
+                rows.append(row)
+                edge = row["seq"]
+            if len(found) < wanted:
+                break
+        return rows
 
     def list(
         self,
@@ -277,7 +320,7 @@ class JobRecords:
         limit: int = 50,
         cursor: int | None = None,
     ) -> tuple[builtins.list[dict[str, Any]], int | None]:
-        """Newest first, and the cursor of the next page or None.
+        """Newest first, as short views, and the cursor of the next page or None.
 
         `search` is looked for in id, task, arguments and error. One page of a search looks at no more than 20,000 jobs; it may have
         few or none and still name a next one.
@@ -296,11 +339,11 @@ class JobRecords:
             )
             coded = json.dumps(search)[1:-1]  # as it stands in arguments and errors: JSON in ASCII
             values |= {"floor": floor, "search": search.strip(), "like": _like(search), "coded": _like(coded)}
-        sql = f"SELECT * FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
+        sql = f"SELECT id FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
         rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
-        page = [_job(row) for row in rows[:limit]]
+        page = self.short(row["id"] for row in rows[:limit])[::-1]
         if len(rows) > limit:
-            return page, page[-1]["id"]
+            return page, rows[limit - 1]["id"]
         return page, (floor or None)
 
     def matching(self, statuses: Sequence[str], limit: int, **filters: Any) -> builtins.list[int]:
@@ -333,7 +376,7 @@ class JobRecords:
                 if event == "cancelled" and row["batch"] is not None:
                     self.flows.ended([row], now)
                 return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
-        status = str(self.get(job)["status"])
+        status = str(self.find(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish
             return status
         raise Conflict(f"job {job} is {status}; only a queued or processing job can be cancelled")
@@ -346,7 +389,7 @@ class JobRecords:
             return self._retry(job, now)
 
     def _retry(self, job: int, now: int) -> str:
-        found = self.get(job)
+        found = self.find(job)
         if found["unique_key"] is not None and found["status"] not in (JobStatus.QUEUED, JobStatus.PROCESSING):
             for row in self._db.run("unique_holder", key=found["unique_key"], now=now):
                 if row["job"] != job:
@@ -481,34 +524,3 @@ def _claimed(row: Any, worker: str) -> Claim:
         timeout=row["timeout"],
         backoff=row["backoff"],
     )
-
-
-def _job(row: Any) -> dict[str, Any]:
-    """A row as the API shows it."""
-    error = json.loads(row["error"]) if row["error"] else None
-    return {
-        "id": row["id"],
-        "task": row["task"],
-        "queue": row["queue"],
-        "status": row["status"],
-        "args": json.loads(row["args"]),
-        "priority": row["priority"],
-        "attempt": row["attempt"],
-        "attempts": row["attempts"],
-        "crashes": row["crashes"],
-        "excused": row["excused"],
-        "timeout": row["timeout"],
-        "progress": row["progress"],
-        "stage": row["stage"],
-        "result": json.loads(row["result"]) if row["result"] is not None else None,
-        "error": error,
-        "worker": row["worker"],
-        "node": row["node"],
-        "cancel_requested": bool(row["cancel"]),
-        "run_at": row["run_at"],
-        "batch": row["batch"],
-        "unique_key": row["unique_key"],
-        "created_at": row["created_at"],
-        "started_at": row["started_at"],
-        "finished_at": row["finished_at"],
-    }

@@ -1,8 +1,7 @@
-"""What the live state is made of: counters over time, incidents in words, and short views of jobs."""
+"""What the live state is made of: counters over time, incidents in words, and which jobs are new or run."""
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
@@ -77,7 +76,7 @@ class Tallies:
 
 
 class LiveRecords:
-    """Incidents, and the views of jobs that are sent out when they change."""
+    """Incidents, and which jobs are new or run."""
 
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
@@ -104,10 +103,6 @@ class LiveRecords:
             found.setdefault(row["queue"], []).append(row["started_at"])
         return found
 
-    def jobs(self, ids: list[int]) -> list[dict[str, Any]]:
-        """Short views of these jobs; those that are no more are left out."""
-        return [_short(row) for row in self._db.run("job_states", ids=json.dumps(ids))] if ids else []
-
     def newest_ids(self, after: int, limit: int) -> list[int]:
         """The newest jobs with an id above `after`, newest first."""
         return [row["id"] for row in self._db.run("newest_ids", after=after, limit=limit)]
@@ -118,20 +113,3 @@ class LiveRecords:
     def version(self) -> int:
         """A number that changes when another connection has written."""
         return self._db.version()
-
-
-def _short(row: Any) -> dict[str, Any]:
-    view = dict(row)
-    view["cancel_requested"] = bool(view.pop("cancel"))
-    view["args"], view["result"] = _cut(row["args"]), _cut(row["result"])
-    code, message = _decoded(view.pop("code")), _decoded(view.pop("message"))
-    view["error"] = None if code is None else {"code": code, "message": _cut(message)}
-    return view
-
-
-def _decoded(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
-
-
-def _cut(text: str | None) -> str | None:
-    return text if text is None or len(text) <= 200 else text[:199] + "…"

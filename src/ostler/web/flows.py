@@ -13,7 +13,7 @@ from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus
 from ostler.web.context import Context
-from ostler.web.jobs import EnqueueRequest, body, parse, prepared, read
+from ostler.web.jobs import EnqueueRequest, Id, body, parse, prepared, read
 from ostler.web.render import JSONResponse
 
 _MOST = 10_000
@@ -95,13 +95,13 @@ def router(context: Context) -> APIRouter:
         return JSONResponse({"retried": len(ids), "ids": ids})
 
     @routes.get("/jobs/{job}/logs", summary="What a job printed")
-    async def logs(job: int, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
-        await context.reader.call(lambda store: store.jobs.get(job))
+    async def logs(job: Id, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
+        await context.reader.call(lambda store: store.jobs.find(job))
         found = JobLogs(context.settings.data_dir).read(job, lines)
         return PlainTextResponse("".join(f"{line}\n" for line in found))
 
     @routes.get("/batches/{batch}", summary="How far a batch is")
-    async def batch(batch: int) -> JSONResponse:
+    async def batch(batch: Id) -> JSONResponse:
         return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.get_batch(batch)))
 
     @routes.get("/schedules", summary="All schedules with their next time")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any, TypeVar
 
-from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, create_model
 
 from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.producer import prepare
-from ostler.store import now_ms
+from ostler.store import now_ms, views
 from ostler.store.rows import JobStatus, NewJob
+from ostler.store.store import Store
+from ostler.web import body as bodies
 from ostler.web.context import Context
 from ostler.web.errors import in_words
 from ostler.web.render import JSONResponse
 
+LARGEST = 2**63 - 1  # the largest number that a store can hold
+Id = Annotated[int, Path(ge=0, le=LARGEST)]
 _ENVELOPE = 4096  # what a request may have besides its arguments
 
 
@@ -43,46 +47,27 @@ class TimelineEvent(BaseModel):
     data: Any = None
 
 
-class JobError(BaseModel):
-    model_config = ConfigDict(extra="allow")
-    code: str
-    message: str
+# A job, from the one definition of its shape. Times are milliseconds UTC.
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.JOB.items()}
+_FIELDS["status"] = (JobStatus, ...)
+_FIELDS["excused"] = (
+    int,
+    Field(description="runs that do not count against attempts: not the job's fault, or before a retry"),
+)
+_FIELDS["seq"] = (int, Field(description="number of the newest event of its timeline"))
+_FIELDS["short"] = (bool, Field(description="args and result are JSON texts, cut off at 200 characters (listings)"))
+JobView = create_model("JobView", **_FIELDS)
+_EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
+JobDetail = create_model("JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS))
 
 
-class JobView(BaseModel):
-    """A job. Times are milliseconds UTC."""
-
-    id: int
-    task: str
-    queue: str
-    status: JobStatus
-    args: dict[str, Any]
-    priority: int
-    attempt: int
-    attempts: int
-    crashes: int
-    excused: int = Field(description="runs that ended through no fault of the job; they do not count against attempts")
-    timeout: float | None
-    progress: float | None
-    stage: str | None
-    result: Any
-    error: JobError | None
-    worker: str | None
-    node: str | None
-    cancel_requested: bool
-    run_at: int | None
-    batch: int | None
-    created_at: int
-    started_at: int | None
-    finished_at: int | None
-
-
-class JobDetail(JobView):
+class EventPage(BaseModel):
     events: list[TimelineEvent]
+    next: int | None = Field(description="`after` of the next page; null: this is the end")
 
 
 class JobPage(BaseModel):
-    jobs: list[JobView]
+    jobs: list[JobView]  # type: ignore[valid-type]
     next: int | None = Field(description="the cursor of the next page")
 
 
@@ -106,11 +91,12 @@ def router(context: Context) -> APIRouter:
         queue: str | None = None,
         task: str | None = None,
         code: str | None = None,
-        batch: int | None = None,
+        batch: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
         search: Annotated[str | None, Query(max_length=200, description="in id, task, arguments and error")] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
-        cursor: Annotated[int | None, Query(ge=0)] = None,
+        cursor: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
     ) -> JSONResponse:
+        """Jobs are shown short: `args`, `result` and the error's message are cut off; a job by its id has them whole."""
         filters: dict[str, Any] = {
             "status": status,
             "queue": queue,
@@ -124,12 +110,27 @@ def router(context: Context) -> APIRouter:
         )
         return JSONResponse({"jobs": jobs, "next": following})
 
-    @routes.get("/{job}", response_model=JobDetail, summary="A job with its timeline")
-    async def one(job: int) -> JSONResponse:
+    @routes.get("/{job}", response_model=JobDetail, summary="A job with the newest part of its timeline")
+    async def one(job: Id) -> JSONResponse:
         return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
 
+    @routes.get("/{job}/events", response_model=EventPage, summary="A job's timeline, oldest first")
+    async def events(
+        job: Id,
+        after: Annotated[int, Query(ge=0, le=LARGEST, description="the number of the last event that you have")] = 0,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 200,
+    ) -> JSONResponse:
+        """A page has at most `limit` events and about 512 KiB of data; `next` names where the next one begins."""
+
+        def read(store: Store) -> tuple[list[dict[str, Any]], int | None]:
+            store.jobs.find(job)
+            return store.jobs.event_page(job, after, limit)
+
+        page, following = await context.reader.call(read)
+        return JSONResponse({"events": page, "next": following})
+
     @routes.post("/{job}/cancel", response_model=JobDetail, summary="Cancel a job")
-    async def cancel(job: int) -> JSONResponse:
+    async def cancel(job: Id) -> JSONResponse:
         """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
         # The answer is read before the worker is told: it shows the request, not how fast the job heeded it.
         found, view = await context.writer.call(
@@ -142,7 +143,7 @@ def router(context: Context) -> APIRouter:
         return JSONResponse(view)
 
     @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")
-    async def retry(job: int) -> JSONResponse:
+    async def retry(job: Id) -> JSONResponse:
         await context.writer.call(
             lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience
         )
@@ -167,14 +168,8 @@ def prepared(context: Context, wanted: EnqueueRequest) -> NewJob:
 
 async def read(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is too large."""
-    data = bytearray()
-    async for chunk in request.stream():
-        data += chunk
-        if len(data) > limit:
-            raise PayloadTooLarge(
-                f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
-            )
-    return bytes(data)
+    message = f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
+    return await bodies.read(request, limit, PayloadTooLarge(message))
 
 
 Model = TypeVar("Model", bound=BaseModel)

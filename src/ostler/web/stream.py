@@ -21,6 +21,7 @@ from ostler.live.broker import KEEP_ALIVE, Client
 from ostler.live.tails import LogFile, Tails
 from ostler.store import now_ms
 from ostler.web.context import Context
+from ostler.web.jobs import Id
 from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.web")
@@ -140,12 +141,12 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
     async def follow_job(
-        job: int,
+        job: Id,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 1000,
         last_event_id: Annotated[str | None, Header()] = None,
         last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
-        await context.reader.call(lambda store: store.jobs.get(job))
+        await context.reader.call(lambda store: store.jobs.find(job))
         return tail(f"job:{job}", LogFile(JobLogs(settings.data_dir).path(job)), lines, last_event_id or last)
 
     def tail(subject: str, file: LogFile, lines: int, place: str | None) -> EventStream:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ostler import Job, Ostler
 from ostler.apps.clips import media, probe
 from ostler.apps.clips import source as sources
-from ostler.apps.clips.rules import Cut, Refused, Rules, clip_key
+from ostler.apps.clips.rules import Cut, Refused, Rules, clip_key, limited_memory
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -32,13 +32,14 @@ def clip(job: Job, source: str, start: float, end: float) -> dict[str, Any]:
     """
     rules, wanted = Rules.from_environment(), Cut(source, float(start), float(end))
     rules.check_cut(wanted.start, wanted.end)
-    return _earlier(job, wanted) or _make(job, rules, wanted)
+    with limited_memory(rules, source):
+        return _earlier(job, rules, wanted) or _make(job, rules, wanted)
 
 
-def _earlier(job: Job, wanted: Cut) -> dict[str, Any] | None:
+def _earlier(job: Job, rules: Rules, wanted: Cut) -> dict[str, Any] | None:
     """The result, when an earlier run died between publishing and being done."""
     seen: list[probe.Clip] = []
-    found = job.published(clip_key(job.id), lambda path: seen.append(probe.verify(path, wanted)))
+    found = job.published(clip_key(job.id), lambda path: seen.append(probe.verify(path, wanted, rules)))
     if found is None:
         return None
     job.progress(100, "publish")
@@ -65,12 +66,12 @@ def _cut(job: Job, rules: Rules, wanted: Cut, facts: probe.Facts, output: Path) 
     ways = media.modes(facts, wanted)
     for mode in ways:
         try:
-            media.cut(job, wanted, facts, mode, output, media.ffmpeg(rules))
+            media.cut(job, rules, wanted, facts, mode, output)
             job.progress(97, "check")
-            return probe.verify(output, wanted, facts)
+            return probe.verify(output, wanted, rules, facts)
         except Refused as refused:
             if mode == ways[-1]:
-                raise probe.blamed(refused, wanted, facts) from None
+                raise probe.blamed(refused, wanted, rules, facts) from None
     raise AssertionError(ways)
 
 

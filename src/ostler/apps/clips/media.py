@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 import select
 import shutil
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 
 from ostler import ConfigError, Job
 from ostler.apps.clips.probe import FORMATS, NEAR, Facts
-from ostler.apps.clips.rules import PREFIX, Cut, Refused, Rules
+from ostler.apps.clips.rules import PREFIX, Cut, Refused, Rules, no_memory
 
 _VIDEO = ("h264", "hevc", "av1")
 _AUDIO = ("aac", "mp3", None)
@@ -21,7 +22,10 @@ _TICK = 0.1  # how soon a cancel is noticed
 _LEAVE = 2.0  # from SIGTERM to SIGKILL
 _SLOW = 8  # frames a second; below that a piece is filled up, or its length would be off by whole frames
 _CRASHES = (signal.SIGSEGV, signal.SIGABRT, signal.SIGILL, signal.SIGFPE, signal.SIGBUS)  # it would do so again
-_PASSING = ("No space left on device", "Cannot allocate memory", "Input/output error")
+_PASSING = ("No space left on device", "Input/output error", "Resource temporarily unavailable")
+_NO_MEMORY = ("Cannot allocate memory", "Could not allocate memory", "malloc of size", "get_buffer() failed")
+_TOO_LARGE = re.compile(r"Picture size (\d+)x(\d+) exceeds specified max pixel count")
+_LOG = 65_536  # bytes of ffmpeg's log that are looked at
 
 
 def ffmpeg(rules: Rules) -> str:
@@ -55,16 +59,17 @@ def modes(facts: Facts, wanted: Cut) -> tuple[str, ...]:
     return ("copy", "encode") if fits and at_key else ("encode",)
 
 
-def command(program: str, wanted: Cut, facts: Facts, mode: str, output: Path) -> list[str]:
+def command(rules: Rules, wanted: Cut, facts: Facts, mode: str, output: Path) -> list[str]:
     """The arguments of one cut."""
     # A hair after the key frame, or rounding would make ffmpeg go back to the one before.
     at = facts.key + 0.0005 if mode == "copy" and facts.key is not None else wanted.start
     before = ["-nostdin", "-hide_banner", "-y", "-loglevel", "error", "-progress", "pipe:1", "-stats_period", "0.2"]
-    limits = ["-protocol_whitelist", "file", "-format_whitelist", FORMATS]
+    # The decoder has a limit of its own: pictures may grow in the middle of a video, and a header may lie.
+    limits = ["-protocol_whitelist", "file", "-format_whitelist", FORMATS, "-max_pixels", str(rules.decoder_pixels)]
     streams = ["-map", f"0:{facts.video}", *(["-map", f"0:{facts.audio}"] if facts.audio is not None else [])]
     after = ["-map_chapters", "-1", "-metadata", f"encoding_tool={wanted.mark(mode)}", "-movflags", "+faststart"]
     return [
-        *(program, *before, *limits, "-ss", f"{at:.6f}", "-t", f"{wanted.length:.6f}", "-i", str(facts.path)),
+        *(ffmpeg(rules), *before, *limits, "-ss", f"{at:.6f}", "-t", f"{wanted.length:.6f}", "-i", str(facts.path)),
         *(*streams, *_codecs(wanted, facts, mode), *after, "-f", "mp4", str(output)),
     ]
 
@@ -81,12 +86,10 @@ def _codecs(wanted: Cut, facts: Facts, mode: str) -> list[str]:
     return [*video, "-c:a", "aac", "-b:a", "160k", "-t", f"{wanted.length:.6f}"]
 
 
-def cut(job: Job, wanted: Cut, facts: Facts, mode: str, output: Path, program: str) -> None:
+def cut(job: Job, rules: Rules, wanted: Cut, facts: Facts, mode: str, output: Path) -> None:
     """Run ffmpeg to its end, with progress. A cancel ends it, and so does anything else that unwinds this call."""
-    log = (
-        job.scratch / f"ffmpeg-{mode}.log"
-    )  # a file, not a pipe: it cannot fill up and hold ffmpeg, and is kept on failure
-    argv = command(program, wanted, facts, mode, output)
+    log = job.scratch / f"ffmpeg-{mode}.log"  # not a pipe: it cannot fill up and hold ffmpeg, and is kept on failure
+    argv = command(rules, wanted, facts, mode, output)
     with log.open("wb") as errors:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=errors)
     try:
@@ -96,7 +99,7 @@ def cut(job: Job, wanted: Cut, facts: Facts, mode: str, output: Path, program: s
     finally:
         _end(process)
     if code != 0:
-        raise _failure(code, log, wanted, facts)
+        raise _failure(code, log, rules, wanted, facts)
 
 
 def _follow(job: Job, process: subprocess.Popen[bytes]) -> Iterator[float]:
@@ -138,9 +141,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.stdout.close()
 
 
-def _failure(code: int, log: Path, wanted: Cut, facts: Facts) -> Exception:
+def _failure(code: int, log: Path, rules: Rules, wanted: Cut, facts: Facts) -> Exception:
     """What a failed ffmpeg means: the machine's trouble passes, the source's does not."""
-    said = " / ".join(log.read_text(errors="replace").strip().splitlines()[-4:])[-800:] or f"exit code {code}"
+    with log.open("rb") as file:
+        written = file.read(_LOG).decode(errors="replace")
+    if found := _TOO_LARGE.search(written):
+        return rules.too_many_pixels(int(found[1]), int(found[2]), wanted.source)
+    if any(words in written for words in _NO_MEMORY):
+        return no_memory(rules, wanted.source)
+    said = " / ".join(written.strip().splitlines()[-4:])[-800:] or f"exit code {code}"
     if -code in _CRASHES:
         name = signal.Signals(-code).name
         return Refused(

@@ -61,12 +61,15 @@ class Clip:
 
 def read(path: Path, wanted: Cut, rules: Rules) -> Facts:
     """Probe the source; raises Refused when it cannot serve for this cut."""
-    with _opened(path, wanted.source) as container:
+    with _opened(path, wanted.source, rules) as container:
         video = _video(container)
         if video is None:
             raise Refused("UNREADABLE_SOURCE", f"{wanted.source} has no video in it; name a video file")
+        rules.check_pixels(video.width, video.height, wanted.source)
         duration = _duration(container, video, wanted.source)
         _check_duration(duration, wanted, rules)
+        rate = float(video.average_rate or video.guessed_rate or 25)
+        _check_rate(container, video, rate, wanted, rules)
         audio = next(iter(container.streams.audio), None)
         return Facts(
             path=path,
@@ -78,16 +81,16 @@ def read(path: Path, wanted: Cut, rules: Rules) -> Facts:
             audio_codec=audio.codec.canonical_name if audio else None,
             width=video.width,
             height=video.height,
-            rate=float(video.average_rate or video.guessed_rate or 25),
+            rate=rate,
             key=_key_frame(container, video, wanted.start),
         )
 
 
-def verify(path: Path, wanted: Cut, facts: Facts | None = None) -> Clip:
+def verify(path: Path, wanted: Cut, rules: Rules, facts: Facts | None = None) -> Clip:
     """The integrity check before a clip is published, or taken for done: raises Refused with BAD_OUTPUT."""
     try:
         _check(fast_start(path), "its index (moov) is not at the front")
-        with _opened(path, "the clip") as container:
+        with _opened(path, "the clip", rules) as container:
             video = _video(container)
             _check(video is not None, "it has no video")
             assert video is not None
@@ -103,6 +106,7 @@ def verify(path: Path, wanted: Cut, facts: Facts | None = None) -> Clip:
                 )
             mode = next((m for m in ("copy", "encode") if container.metadata.get("encoder") == wanted.mark(m)), "")
             _check(bool(mode), "it is another cut's clip")
+            video.codec_context.options = {"max_pixels": str(rules.decoder_pixels)}
             frame = next(container.decode(video))  # a picture can be had from it
             turned = frame.rotation % 180 != 0
             width, height = (frame.height, frame.width) if turned else (frame.width, frame.height)
@@ -112,12 +116,12 @@ def verify(path: Path, wanted: Cut, facts: Facts | None = None) -> Clip:
         raise Refused("BAD_OUTPUT", f"the clip is not good and was not published: {message}") from None
 
 
-def blamed(refused: Refused, wanted: Cut, facts: Facts) -> Refused:
+def blamed(refused: Refused, wanted: Cut, rules: Rules, facts: Facts) -> Refused:
     """The refusal of a clip, or of its source where the source is the cause: truncated files pass the probe."""
     if refused.code != "BAD_OUTPUT":
         return refused
     try:
-        last = _last_moment(facts.path, wanted)
+        last = _last_moment(facts.path, wanted, rules)
     except (Refused, OSError):
         last = 0.0
     if last >= wanted.end - _TOLERANCE:
@@ -145,17 +149,19 @@ def fast_start(path: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, source: str) -> Iterator[InputContainer]:
+def _opened(path: Path, source: str, rules: Rules) -> Iterator[InputContainer]:
     """The file, for reading. What is wrong with the file is Refused; what is wrong with the disk passes as OSError."""
     import av  # noqa: PLC0415  large; only a running job needs it
 
     try:
-        with av.open(str(path), options=OPTIONS, metadata_errors="replace") as container:
+        # Opening decodes some frames already, so the limit must be there before the size is known.
+        options = {**OPTIONS, "max_pixels": str(rules.decoder_pixels)}
+        with av.open(str(path), options=options, metadata_errors="replace") as container:
             yield container
     except FileNotFoundError:
         raise Refused("UNREADABLE_SOURCE", f"there is no file {source} any more; it was deleted or moved") from None
     except av.error.FFmpegError as error:
-        if isinstance(error, OSError):
+        if isinstance(error, OSError | MemoryError):
             raise
         raise Refused(
             "UNREADABLE_SOURCE",
@@ -196,6 +202,23 @@ def _check_duration(duration: float, wanted: Cut, rules: Rules) -> None:
         )
 
 
+def _check_rate(container: InputContainer, video: VideoStream, rate: float, wanted: Cut, rules: Rules) -> None:
+    """Refuse too many pixels a second. Some files claim the tick of their clock as their rate (browsers do, 1000 a second):
+    before a file is refused, the frames of the wanted piece are counted.
+    """
+    size = video.width * video.height
+    if size * rate <= rules.max_pixel_rate:
+        return
+    most, frames, origin = rules.max_pixel_rate * wanted.length / max(1, size), 0, _origin(container)
+    container.seek(int((wanted.start + origin) * 1_000_000))
+    for packet in container.demux(video):
+        if _moment(packet) - origin > wanted.end:
+            return
+        frames += _moment(packet) - origin > wanted.start
+        if frames > most:
+            rules.check_pixel_rate(video.width, video.height, rate, wanted.source)
+
+
 def _key_frame(container: InputContainer, video: VideoStream, start: float) -> float | None:
     """Seconds from the source's beginning to its last key frame up to `start`."""
     import av  # noqa: PLC0415
@@ -211,10 +234,10 @@ def _key_frame(container: InputContainer, video: VideoStream, start: float) -> f
     return None
 
 
-def _last_moment(path: Path, wanted: Cut) -> float:
+def _last_moment(path: Path, wanted: Cut, rules: Rules) -> float:
     """How far the source can really be read, looking no further than the wanted end."""
     last = 0.0
-    with _opened(path, wanted.source) as container:
+    with _opened(path, wanted.source, rules) as container:
         video, origin = _video(container), _origin(container)
         container.seek(int((wanted.start + origin) * 1_000_000))
         for packet in container.demux(video):

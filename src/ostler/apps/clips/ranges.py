@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+_DIGITS = 20  # more than any size has
 _ONE = re.compile(r"bytes=\s*(\d*)\s*-\s*(\d*)\s*", re.IGNORECASE)
 
 
@@ -33,12 +34,18 @@ def wanted(header: str | None, size: int) -> Piece | None:
         return None
     first, last = found.groups()
     if not first:  # the last so many bytes
-        count = int(last)
+        count = _number(last)
         if count == 0 or size == 0:
             raise Unsatisfiable
         return Piece(max(0, size - count), size - 1)
-    if last and int(last) < int(first):
+    begin, end = _number(first), _number(last) if last else size - 1
+    if last and end < begin:
         return None
-    if int(first) >= size:
+    if begin >= size:
         raise Unsatisfiable
-    return Piece(int(first), min(int(last), size - 1) if last else size - 1)
+    return Piece(begin, min(end, size - 1))
+
+
+def _number(digits: str) -> int:
+    """The number, or another that is also past every end: Python refuses to read thousands of digits."""
+    return int(digits.lstrip("0")[:_DIGITS] or "0")

@@ -63,7 +63,7 @@ async def answer(gateway: Gateway, request: Request, clip: Published) -> Respons
     except ranges.Unsatisfiable:
         error = {
             "code": "RANGE",
-            "message": f"the clip has {clip.size} bytes; {request.headers['range']!r} is past its end",
+            "message": f"the clip has {clip.size} bytes; {request.headers['range']!r:.100} is past its end",
         }
         return JSONResponse({"error": error}, 416, headers | {"Content-Range": f"bytes */{clip.size}"})
     part = piece or ranges.Piece(0, clip.size - 1)

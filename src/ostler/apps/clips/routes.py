@@ -17,13 +17,13 @@ from ostler import InputError, NotFound, StoreBusy
 from ostler.apps.clips import result as clips
 from ostler.apps.clips import source, uploads
 from ostler.apps.clips.rules import ENDED, Refused, Rules
+from ostler.web import body
 from ostler.web.extend import Gateway
 from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.clips")
 
 _BODY = 65_536  # bytes of a request without a file
-_FORM = 65_536  # bytes that a form may have besides its file
 _SWEEP_EVERY = 2.0
 _EXPIRE_EVERY = 600.0
 _NUMBER = {"type": "number", "description": "seconds from the source's beginning"}
@@ -84,13 +84,14 @@ def router(gateway: Gateway, rules: Rules) -> APIRouter:
 
 async def _from_form(gateway: Gateway, rules: Rules, request: Request, boundary: bytes) -> dict[str, Any]:
     """Take the upload, then store its job. An upload without a job is deleted at once, or by age if the node dies here."""
-    if not boundary:
-        raise Refused("VALIDATION", "the form's Content-Type names no boundary")
-    if (length := request.headers.get("content-length", "")).isdigit():
-        rules.check_size(int(length) - _FORM, "the upload")  # refused before a byte of it is taken
-    data = gateway.settings.data_dir
+    data, stream = gateway.settings.data_dir, request.stream()
     try:
-        upload = await uploads.receive(request.stream(), boundary, rules, data)
+        if (length := request.headers.get("content-length", "")).isdigit():
+            rules.check_size(int(length) - uploads.FORM, "the upload")  # refused before a byte of it is taken
+        upload = await uploads.receive(stream, boundary, rules, data)
+    except Refused:
+        await body.drop(request, stream)
+        raise
     except ClientDisconnect:
         raise Refused("VALIDATION", "the upload broke off; send it again") from None
     except OSError as error:
@@ -116,12 +117,8 @@ def _seconds(fields: dict[str, str], name: str) -> float:
 
 
 async def _read(request: Request) -> bytes:
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > _BODY:
-            raise Refused("INPUT_TOO_LARGE", "the request is too large; send a video as the part 'file' of a form")
-    return bytes(body)
+    message = f"the request is larger than {_BODY} bytes; send a video as the part 'file' of a form"
+    return await body.read(request, _BODY, Refused("INPUT_TOO_LARGE", message))
 
 
 def _parse(body: bytes) -> dict[str, Any]:

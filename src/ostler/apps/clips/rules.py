@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import os
-from collections.abc import Mapping
+import resource
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -56,6 +58,9 @@ class Rules:
     max_seconds: float = 120
     max_input_mb: float = 1024
     max_input_seconds: float = 7200
+    max_pixels: float = 36_000_000
+    max_pixel_rate: float = 2_500_000_000
+    max_memory_mb: float = 8192
     result_ttl: float = 72 * 3600
     upload_ttl: float = 24 * 3600
     http: bool = False
@@ -90,6 +95,32 @@ class Rules:
                 f"{PREFIX}MAX_SECONDS allows; cut it into shorter ones",
             )
 
+    def check_pixels(self, width: int, height: int, source: str) -> None:
+        """Refuse pictures over the limit: a small file can hold huge ones, and each takes memory when it is decoded."""
+        if width * height > self.max_pixels:
+            raise self.too_many_pixels(width, height, source)
+
+    def too_many_pixels(self, width: int, height: int, source: str) -> Refused:
+        return Refused(
+            "INPUT_TOO_LARGE",
+            f"{source} has pictures of {width} x {height} = {width * height / 1e6:.1f} million pixels, more than the "
+            f"{self.max_pixels / 1e6:g} million that {PREFIX}MAX_PIXELS allows",
+        )
+
+    def check_pixel_rate(self, width: int, height: int, rate: float, source: str) -> None:
+        """Refuse more pixels a second than the limit: they would keep a core busy for the whole timeout."""
+        if width * height * rate > self.max_pixel_rate:
+            raise Refused(
+                "INPUT_TOO_LARGE",
+                f"{source} has {width} x {height} pixels {rate:g} times a second, {width * height * rate / 1e6:.0f} million "
+                f"a second, more than the {self.max_pixel_rate / 1e6:g} million that {PREFIX}MAX_PIXEL_RATE allows",
+            )
+
+    @property
+    def decoder_pixels(self) -> int:
+        """The limit that decoders get: they count the padding of the coded picture, too."""
+        return int(self.max_pixels * 1.1) + 65_536
+
     def check_size(self, size: int, what: str) -> None:
         """Refuse an input over the limit; the sentence names both."""
         if size > self.max_bytes:
@@ -97,6 +128,29 @@ class Rules:
                 "INPUT_TOO_LARGE",
                 f"{what} has {size / 2**20:.1f} MB, more than the {self.max_input_mb:g} MB that {PREFIX}MAX_INPUT_MB allows",
             )
+
+
+@contextlib.contextmanager
+def limited_memory(rules: Rules, source: str) -> Iterator[None]:
+    """Within it this process may have MAX_MEMORY_MB of data, and so may each process that it starts, by inheritance."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = int(rules.max_memory_mb * 2**20)
+    soft = min(n for n in (limit, *before) if n != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+    try:
+        yield
+    except MemoryError:
+        raise no_memory(rules, source) from None
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
+
+
+def no_memory(rules: Rules, source: str) -> Refused:
+    """What a cut that needs more memory than it may have ends with."""
+    return Refused(
+        "INPUT_TOO_LARGE",
+        f"{source} needs more than the {rules.max_memory_mb:g} MB of memory that {PREFIX}MAX_MEMORY_MB allows",
+    )
 
 
 def clip_key(job: int) -> str:

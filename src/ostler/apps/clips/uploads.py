@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 _GATHER = 1 << 20  # bytes that go to the disk in one step, in a thread
+_BOUNDARY = 70  # bytes (RFC 2046)
 _FIELD = 1024  # bytes that a field other than the file may have
+_FIELDS = 16  # parts that a form may have besides its file
+FORM = 65_536  # bytes that a form may have besides its file, headers and all
 
 
 class Upload:
@@ -29,13 +32,16 @@ class Upload:
     def __init__(self, boundary: bytes, rules: Rules, data: Path) -> None:
         from python_multipart.multipart import MultipartParser  # noqa: PLC0415
 
+        if not 0 < len(boundary) <= _BOUNDARY:
+            found = f"one of {len(boundary)} bytes" if boundary else "none"
+            raise Refused("VALIDATION", f"the form's Content-Type must name a boundary of 1 to 70 bytes, found {found}")
         self.fields: dict[str, str] = {}
         self.token = ""
         self._rules, self._data = rules, data
         self._folder = source.uploads(data)
         self._file: IO[bytes] | None = None
         self._part = self._folder
-        self._size = 0
+        self._size = self._received = self._parts = 0
         self._name, self._value = b"", bytearray()  # of the header that is read
         self._field, self._text = "", bytearray()  # of the part that is read
         callbacks: MultipartCallbacks = {
@@ -59,6 +65,12 @@ class Upload:
             self._parser.write(data)
         except FormParserError as error:
             raise Refused("VALIDATION", f"the form cannot be read: {error}") from error
+        self._received += len(data)
+        if self._received - self._size > FORM:
+            raise Refused(
+                "INPUT_TOO_LARGE",
+                f"the form has more than {FORM} bytes besides its file; send file, start and end only",
+            )
 
     def finish(self) -> None:
         """The whole form was taken: the file is on the disk for good, or Refused is raised."""
@@ -80,6 +92,11 @@ class Upload:
     # ---- what the parser finds
 
     def _begin(self) -> None:
+        self._parts += 1
+        if self._parts > _FIELDS + 1:
+            raise Refused(
+                "INPUT_TOO_LARGE", f"the form has more than {_FIELDS} fields besides its file; send start and end only"
+            )
         self._field, self._text = "", bytearray()
 
     def _header_name(self, data: bytes, start: int, end: int) -> None:
@@ -146,11 +163,15 @@ async def receive(stream: AsyncIterator[bytes], boundary: bytes, rules: Rules, d
 
 
 def assign(data: Path, token: str, job: int) -> None:
-    """Note which job uses the upload; it is kept as long as that job may run."""
+    """Note which job uses the upload; it is kept as long as that job may run. On the disk for good when this returns."""
     note = source.upload_path(data, token).with_suffix(".job")
     fresh = note.with_suffix(".note")
-    fresh.write_text(str(job), encoding="ascii")
+    with fresh.open("wb") as file:
+        file.write(str(job).encode())
+        file.flush()
+        os.fsync(file.fileno())
     fresh.replace(note)  # a note is there whole or not at all: an empty one would name no job
+    _sync(note.parent)
 
 
 async def sweep(data: Path, rules: Rules, live: Callable[[int], Awaitable[bool]], now: float) -> None:
@@ -166,7 +187,7 @@ async def sweep(data: Path, rules: Rules, live: Callable[[int], Awaitable[bool]]
 
 
 def _noted(note: Path) -> int | None:
-    """The job that uses the upload; None when none is noted, or a power cut took the note's text."""
+    """The job that uses the upload; None when none is noted."""
     try:
         return int(note.read_text(encoding="ascii"))
     except (FileNotFoundError, ValueError):

@@ -2,7 +2,7 @@
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
 import { attr, bar, fill, h, keyed, s, setPill, text } from "./dom.js";
-import { fine, moment, now, span } from "./format.js";
+import { count, fine, moment, now, span } from "./format.js";
 import { tail } from "./logs.js";
 import { state } from "./state.js";
 
@@ -136,6 +136,13 @@ function stretches(events, end) {
   return found;
 }
 
+/** What an event says: the error's message where it has one, else its data. */
+function said({ data }) {
+  if (data === null || data === undefined) return "";
+  if (typeof data.message !== "string") return JSON.stringify(data);
+  return `${data.code ? `${data.code}: ` : ""}${data.message}${data.worker ? ` (run ${data.attempt ?? ""} on ${data.worker})` : ""}`;
+}
+
 function timeline() {
   const track = s("svg", { class: "timeline", role: "img", "aria-label": "Timeline", preserveAspectRatio: "none" });
   const list = h("ol", { class: "plain events" });
@@ -152,7 +159,8 @@ function timeline() {
     last = job;
     if (!width) return;
     const events = job.events;
-    const start = events[0]?.at ?? job.created_at;
+    const start = job.created_at;
+    const older = (events[0]?.seq ?? 1) - 1;
     const end = Math.max(job.finished_at ?? now(), start + 1);
     const x = (at) => ((at - start) / (end - start)) * (width - 2) + 1;
     const parts = [];
@@ -164,17 +172,18 @@ function timeline() {
       parts.push(el_);
     }
     const named = events.filter((e) => e.name !== "progress");
-    const shown = named.slice(-200);
+    const shown = named;
     for (const event of shown) parts.push(s("line", { class: "t-mark", x1: x(event.at), x2: x(event.at), y1: 2, y2: 30 }, s("title", {}, `${event.name}, ${fine(event.at)}`)));
     attr(track, "viewBox", `0 0 ${width} 32`);
     attr(track, "aria-label", spans.map((one) => `${one.words} ${span((one.to - one.from) / 1000)}`).join(", then "));
     track.replaceChildren(...parts);
     keyed(list, shown, (e) => e.seq, (e) => ({
       el: h("li", { class: "row" }, h("time", { title: moment(e.at) }, fine(e.at)), h("span", { class: "muted after" }, `+${span((e.at - start) / 1000)}`), h("strong", {}, e.name),
-        h("code", { class: "grow cut" }, e.data === null || e.data === undefined ? "" : JSON.stringify(e.data))),
+        h("code", { class: e.data?.message ? "grow wraps" : "grow cut" }, said(e))),
     }));
     const steps = events.length - named.length;
-    text(more, [steps ? `and ${steps} ${steps === 1 ? "step" : "steps"} of progress` : "", named.length > shown.length ? `the first ${named.length - shown.length} are not shown` : ""].filter(Boolean).join("; "));
+    fill(more, [steps ? `and ${steps} ${steps === 1 ? "step" : "steps"} of progress` : "", steps && older ? "; " : "",
+      older && h("a", { href: `/api/v1/jobs/${job.id}/events` }, `${count(older)} older ${older === 1 ? "event" : "events"}`)]);
   }
   return { el, update };
 }

@@ -198,10 +198,10 @@ function select(label, every, value, changed) {
   };
 }
 
-/** Arguments on one line, also when the stream sent them cut off as text, in ASCII. */
+/** Arguments on one line: listings and the stream have them as JSON text in ASCII, cut off. */
 const brief = (args) => {
-  const words = typeof args === "string" ? args.replace(/\\\\|\\u([0-9a-f]{4})/g, (all, code) => (code > "001f" ? String.fromCharCode(Number.parseInt(code, 16)) : all)) : JSON.stringify(args);
-  return words === "{}" ? "" : words.slice(0, 200);
+  const words = args.replace(/\\\\|\\u([0-9a-f]{4})/g, (all, code) => (code > "001f" ? String.fromCharCode(Number.parseInt(code, 16)) : all));
+  return words === "{}" ? "" : words;
 };
 
 function jobRow(first, chosen, draw) {

@@ -132,8 +132,20 @@ UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, 
 -- name: job
 SELECT * FROM jobs WHERE id = :id;
 
--- name: job_events
-SELECT seq, at, name, data FROM job_events WHERE job = :id ORDER BY seq;
+-- name: events_after
+SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq > :edge ORDER BY seq LIMIT :limit;
+
+-- name: events_before
+SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq < :edge ORDER BY seq DESC LIMIT :limit;
+
+-- name: short_jobs
+-- Jobs as listings and the live state show them: large values are cut off here, not carried about. What is taken out of JSON
+-- may be no text (a lone surrogate was escaped there), so it comes as bytes.
+SELECT id, task, queue, status, substr(args, 1, 201) AS args, priority, attempt, attempts, crashes, excused, timeout, progress,
+       substr(stage, 1, 201) AS stage, worker, node, cancel, run_at, batch, unique_key, created_at, started_at, finished_at, seq,
+       CAST(substr(json_extract(error, '$.code'), 1, 201) AS BLOB) AS code,
+       CAST(substr(json_extract(error, '$.message'), 1, 201) AS BLOB) AS message, substr(result, 1, 201) AS result
+  FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
 
 -- name: depths
 SELECT queue, status, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue

@@ -37,14 +37,6 @@ DELETE FROM incidents WHERE at < :before;
 -- name: running_since
 SELECT queue, started_at FROM jobs WHERE status = 'processing' LIMIT 5000;
 
--- name: job_states
--- Jobs as the live state shows them: large values are cut off here, not carried about. What is taken out of JSON may be no text
--- (a lone surrogate was escaped there), so it comes as bytes.
-SELECT id, task, queue, status, substr(args, 1, 201) AS args, attempt, attempts, crashes, progress, stage, worker, node, cancel,
-       run_at, created_at, started_at, finished_at, seq, CAST(json_extract(error, '$.code') AS BLOB) AS code,
-       CAST(substr(json_extract(error, '$.message'), 1, 201) AS BLOB) AS message, substr(result, 1, 201) AS result
-  FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
-
 -- name: newest_ids
 SELECT id FROM jobs WHERE id > :after ORDER BY id DESC LIMIT :limit;
 

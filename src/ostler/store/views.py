@@ -1,0 +1,75 @@
+"""Jobs as everybody outside the store sees them: one shape, whole or short. The API's documentation is made of it, too."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+CUT = 200  # characters of a text in a short view
+
+# Field by field, with its type. In a short view `args` and `result` are JSON texts, cut off like the error's message.
+JOB: dict[str, Any] = {
+    "id": int,
+    "task": str,
+    "queue": str,
+    "status": str,
+    "args": dict[str, Any] | str,
+    "priority": int,
+    "attempt": int,
+    "attempts": int,
+    "crashes": int,
+    "excused": int,
+    "timeout": float | None,
+    "progress": float | None,
+    "stage": str | None,
+    "result": Any,
+    "error": dict[str, Any] | None,
+    "worker": str | None,
+    "node": str | None,
+    "cancel_requested": bool,
+    "run_at": int | None,
+    "batch": int | None,
+    "unique_key": str | None,
+    "created_at": int,
+    "started_at": int | None,
+    "finished_at": int | None,
+    "seq": int,
+    "short": bool,
+}
+_MADE = frozenset({"args", "result", "error", "cancel_requested", "progress", "short"})
+
+
+def job(row: Any) -> dict[str, Any]:
+    """A job with all that it was given and gave back."""
+    result = None if row["result"] is None else json.loads(row["result"])
+    error = json.loads(row["error"]) if row["error"] else None
+    return _view(row, args=json.loads(row["args"]), result=result, error=error, short=False)
+
+
+def short_job(row: Any) -> dict[str, Any]:
+    """A job of bounded size, for listings and for the live state (a row of the statement `short_jobs`)."""
+    code, message = _decoded(row["code"]), _decoded(row["message"])
+    error = None if code is None else {"code": cut(code), "message": cut(message)}
+    return _view(row, args=cut(row["args"]), result=cut(row["result"]), error=error, short=True)
+
+
+def _view(row: Any, **made: Any) -> dict[str, Any]:
+    # What is done is done in full, whatever it last reported of itself.
+    made["progress"] = 100.0 if row["status"] == "done" and row["progress"] is not None else row["progress"]
+    made["cancel_requested"] = bool(row["cancel"])
+    return {name: made[name] if name in _MADE else row[name] for name in JOB}
+
+
+def event(row: Any) -> dict[str, Any]:
+    """One entry of a timeline."""
+    data = json.loads(row["data"]) if row["data"] else None
+    return {"seq": row["seq"], "at": row["at"], "name": row["name"], "data": data}
+
+
+def cut(text: str | None) -> str | None:
+    """The text, or the beginning of it and a sign."""
+    return text if text is None or len(text) <= CUT else text[: CUT - 1] + "…"
+
+
+def _decoded(data: bytes | None) -> str | None:
+    return None if data is None else data.decode("utf-8", "replace")
