@@ -24,7 +24,8 @@ PROMISES = {
     "artifacts": "an acknowledged artifact is there, whole, with its note",
     "ids": "an artifact belongs to the job that its note names; no other job gets that id",
     "fences": "no note has a fence above that of its job",
-    "uploads": "an acknowledged upload is there, whole, with the note that names its job",
+    "uploads": "an acknowledged upload is there, whole",
+    "upload notes": "beside an acknowledged upload is the note that names its job",
     "folders": "all of this holds where only a sync of the directory above makes a new folder safe",
 }
 STORE = "data/ostler.db"
@@ -111,6 +112,7 @@ class Checker:
             *self._all("ids", _strangers(facts, image, notes)),
             *self._all("fences", _fences(facts, notes)),
             *self._all("uploads", _lost_uploads(image, promised)),
+            *self._all("upload notes", _lost_upload_notes(image, promised)),
         ]
 
     def _all(self, promise: str, texts: Iterable[str]) -> list[Broken]:
@@ -262,8 +264,13 @@ def _fences(facts: Facts, notes: dict[str, dict[str, Any]]) -> Iterator[str]:
 
 def _lost_uploads(image: Image, promised: Promised) -> Iterator[str]:
     for upload in promised.uploads:
-        source, note = (image.get(f"data/uploads/{upload['token']}.{kind}") for kind in ("source", "job"))
+        source = image.get(f"data/uploads/{upload['token']}.source")
         if source is None or len(source) != upload["size"] or not source.startswith(upload["begins"].encode()):
             yield f"the upload of job {upload['job']} is not there whole"
+
+
+def _lost_upload_notes(image: Image, promised: Promised) -> Iterator[str]:
+    for upload in promised.uploads:
+        note = image.get(f"data/uploads/{upload['token']}.job")
         if note is None or note.strip() != str(upload["job"]).encode():
-            yield f"the upload of job {upload['job']} is noted for {note!r}"
+            yield f"the upload of job {upload['job']} has the note {note!r}"
