@@ -215,7 +215,7 @@ def forks(job: Job, errors: str) -> str:
     children = [context.Process(target=_child, args=(job, errors)) for _ in range(4)]
     for child in children:
         child.start()
-    for n in range(200):
+    for n in range(50):
         job.event("from the parent", {"n": n, "padding": "x" * 5000})
     for child in children:
         child.join()

@@ -276,25 +276,6 @@ def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> N
     )
 
 
-def test_backpressure_pauses_the_claiming_and_says_why(make_node) -> None:
-    node = make_node(
-        "--pool",
-        "work=1",
-        app=APP,
-        OSTLER_HIGH_WATERMARK="3",
-        OSTLER_LOAD_THRESHOLD="0",
-        OSTLER_BACKPRESSURE_PAUSE="0.2",
-        OSTLER_POLL_INTERVAL="0.05",
-    )
-    node.post("/api/v1/pools/work/pause")
-    jobs = node.post("/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(20)]})[1]["ids"]
-    found = until(lambda: (b := node.get("/api/v1/info")[1]["backpressure"])["pauses"] and b, "a pause")
-    assert "more than 3 jobs wait and the load per core is" in found["reason"]
-    node.post("/api/v1/pools/work/resume")
-    assert all(node.wait_job(j)["status"] == "done" for j in jobs)
-    until(lambda: node.get("/api/v1/info")[1]["backpressure"]["reason"] is None, "it to end")
-
-
 def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
     node = make_node("--pool", "work=1", app=APP, OSTLER_RETENTION="1", OSTLER_UPKEEP_INTERVAL="0.3")
     job = node.enqueue("talks", text="x")

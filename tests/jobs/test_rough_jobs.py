@@ -80,7 +80,7 @@ def test_a_forked_child_may_not_report_and_is_told_so(one: Node, tmp_path: Path)
     job = run(one, "forks", errors=str(errors))
     assert (job["status"], job["result"]) == ("done", "forked")
     names = [e["name"] for e in job["events"]]
-    assert names.count("from the parent") == 200
+    assert names.count("from the parent") == 50
     assert "from a child" not in names
     lines = errors.read_text().splitlines()
     assert len(lines) == 12

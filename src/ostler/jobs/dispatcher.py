@@ -278,8 +278,6 @@ class Dispatcher:
                 answer.add_done_callback(self._answers.discard)
             case ["back", jobs]:
                 self._came_back(seat, set(jobs))
-            case ["tired", why]:
-                log.info("%s leaves: a job changed what cannot be put back (%s)", worker.component, why)
             case _:
                 log.warning("%s sent an unknown frame %r", worker.component, frame[0])
 

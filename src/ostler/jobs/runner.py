@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.jobs")
 
 
-
 class Terminated(BaseException):
     """SIGTERM arrived: unwinds the running job, so that its `finally` blocks run."""
 
@@ -45,6 +44,7 @@ class Runner:
         self._turn = threading.Condition()
         self._stopping = False
         self._leaving = False
+        self._tired = False  # spoilt by a job: it takes nothing more
         self._cancelled: set[int] = set()  # asked for before they began
         self.terminated = False
         self._current: Job | None = None
@@ -64,8 +64,12 @@ class Runner:
                 # The end of a job is also the beginning of the next one in hand; the first of a hand-over has to be told,
                 # because the node cannot know whether the worker lived to begin it.
                 with self._turn:
-                    self._line.extend([*job, number == 0] for number, job in enumerate(jobs))
-                    self._turn.notify()
+                    tired = self._tired
+                    if not tired:
+                        self._line.extend([*job, number == 0] for number, job in enumerate(jobs))
+                        self._turn.notify()
+                if tired:
+                    self.channel.send("back", [job[0] for job in jobs])
             case ["recall"]:
                 self._give_back()
             case ["cancel", job]:
@@ -124,14 +128,14 @@ class Runner:
             tired = None if self.terminated else self._baseline.restore()
             handle._settle(success=frame[0] == "done")  # noqa: SLF001
             if tired:
+                self._tired = True
                 self._give_back()
             self.channel.send(*frame)
             if self.terminated:
                 raise Terminated  # the job has swallowed it
             if tired:
                 log.warning("job %d changed its worker for good: %s; a fresh worker takes over", job, tired)
-                self.channel.send("tired", tired)
-                return
+                self.channel.send("tired", tired)  # the node recycles this worker: it runs nothing more
 
     def _label(self, job: int) -> None:
         """What is printed from here on, also by programs that the job starts, is this job's."""

@@ -24,7 +24,7 @@ from ostler.lifecycle.worker import Worker
 log = logging.getLogger("ostler.lifecycle")
 
 _SOON = 0.05  # seconds from a SIGCHLD to the look that it causes: many exits are one look
-_DOUBT = 60.0  # … that an exited process of unknown origin is left to whoever may wait for it
+_DOUBT = 1.0  # … that an exited process of unknown origin is left to whoever may wait for it
 
 
 class Orphans:

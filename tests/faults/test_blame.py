@@ -1,0 +1,105 @@
+"""Bad input cannot stop a pool, and a broken environment turns no queue toxic: real workers that really die."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.harness import Node, until
+
+APP = """
+import os, signal
+from ostler import Job, Ostler
+
+app = Ostler()
+
+@app.job(queue="files")
+def read(job: Job, bad: bool) -> str:
+    if bad:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return "read"
+"""
+# The default limits on crashes, with short waits: what counts is how many, not how long.
+LIMITS = {
+    "OSTLER_RESTART_LIMIT": "5",
+    "OSTLER_RESTART_LIFETIME": "20",
+    "OSTLER_CRASH_DELAY": "0.3",
+    "OSTLER_BACKOFF_MAX": "0.02",
+}
+
+
+@pytest.fixture
+def start(make_node, tmp_path: Path):
+    def go(workers: int, **env: str) -> Node:
+        app = tmp_path / "files.py"
+        app.write_text(APP)
+        return make_node("--pool", f"files={workers}", app=app, **{**LIMITS, **env})
+
+    return go
+
+
+def put(node: Node, *bad: bool) -> list[int]:
+    jobs = [{"task": "read", "args": {"bad": b}} for b in bad]
+    return list(node.post("/api/v1/jobs/bulk", {"jobs": jobs})[1]["ids"])
+
+
+def counts(node: Node) -> tuple[int, int, int]:
+    """(done, TOXIC, anything else that ended)"""
+    done, failed = (node.get(f"/api/v1/jobs?limit=1000&status={s}")[1]["jobs"] for s in ("done", "failed"))
+    toxic = [j for j in failed if j["error"]["code"] == "TOXIC"]
+    return len(done), len(toxic), len(failed) - len(toxic)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_twenty_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start, workers: int) -> None:
+    node = start(workers)
+    jobs = put(node, *[False] * 20, *[True] * 20, *[False] * 20)
+    until(lambda: sum(counts(node)) == len(jobs), "all jobs to end", 110)
+    assert counts(node) == (40, 20, 0)
+    assert all(w["status"] != "failed" for w in node.workers())
+    until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "the node to be healthy")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_every_third_job_bad_stops_nothing(start, workers: int) -> None:
+    node = start(workers)
+    jobs = put(node, *[n % 3 == 2 for n in range(30)])
+    until(lambda: sum(counts(node)) == len(jobs), "all jobs to end", 110)
+    assert counts(node) == (20, 10, 0)
+    assert all(w["status"] != "failed" for w in node.workers())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fresh_pool_in_which_nothing_succeeds_is_failed_after_five_and_turns_nothing_toxic(
+    start, workers: int
+) -> None:
+    node = start(workers, OSTLER_CRASH_DELAY="600")
+    put(node, *[True] * 20)
+    for n in range(workers):
+        assert node.wait_status(f"worker:files:{n}", "failed")["restart_count"] == 5
+    assert counts(node) == (0, 0, 0)
+    assert node.get("/api/v1/health")[1]["status"] == "error"
+
+
+def test_a_job_that_crashed_twice_waits_behind_everything_that_was_queued(start) -> None:
+    node = start(1, OSTLER_CRASH_DELAY="0")
+    node.post("/api/v1/pools/files/pause")
+    jobs = put(node, False, True, *[False] * 5)
+    node.post("/api/v1/pools/files/resume")
+    bad = node.wait_job(jobs[1])
+    last = max(node.wait_job(j)["finished_at"] for j in jobs if j != jobs[1])
+    assert (bad["attempt"], bad["error"]["code"]) == (3, "TOXIC")
+    assert bad["started_at"] >= last  # of its last run
+
+
+def test_a_node_that_starts_with_failed_workers_says_so_in_the_log_and_in_health(start) -> None:
+    node = start(1, OSTLER_CRASH_DELAY="600")
+    put(node, *[True] * 6)
+    node.wait_status("worker:files:0", "failed")
+    node.stop()
+    node.start(ready=False)
+    until(lambda: "worker:files:0 is still failed, as before" in node.log(), "the log to say so")
+    health = node.get("/api/v1/health")[1]
+    assert health["status"] == "error"
+    assert any("worker:files:0 is failed" in error for error in health["errors"])
