@@ -6,7 +6,9 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import ostler
 from ostler import config
@@ -176,11 +178,20 @@ def test_files_stay_small() -> None:
 
 
 def test_the_version_is_the_same_everywhere() -> None:
-    assert f'version = "{ostler.__version__}"' in (ROOT / "pyproject.toml").read_text()
-    assert (
-        f"## [{ostler.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
-        or "## [Unreleased]" in (ROOT / "CHANGELOG.md").read_text()
-    )
+    assert _pyproject()["project"]["version"] == ostler.__version__
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
+    assert headings, "CHANGELOG.md has no section"
+    released = [name for name in headings if name != "Unreleased"]
+    assert released[:1] in ([], [ostler.__version__]), "the newest release in CHANGELOG.md is another version"
+
+
+def test_the_linters_exceptions_are_for_files_that_exist() -> None:
+    patterns = _pyproject()["tool"]["ruff"]["lint"]["per-file-ignores"]
+    assert [pattern for pattern in patterns if not any(ROOT.glob(pattern))] == []
+
+
+def _pyproject() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def test_the_tests_that_the_requirements_name_exist() -> None:
@@ -192,13 +203,17 @@ def test_the_tests_that_the_requirements_name_exist() -> None:
 
 
 def test_no_path_of_one_machine_is_in_the_project() -> None:
+    files = _files()
+    assert {"README.md", "pyproject.toml", "src/ostler/__init__.py"} <= set(files)
+    own = str(Path(__file__).relative_to(ROOT))
+    machine = re.compile(r"(^|[^\w.-])/(work|root)/", re.MULTILINE)
+    assert [f for f in files if f != own and machine.search((ROOT / f).read_text(errors="replace"))] == []
+
+
+def _files() -> list[str]:
+    """What belongs to the project: what git lists, or, in an unpacked archive, all that is no build product."""
     listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
-    files = listed.stdout.split() if listed.returncode == 0 else []
-    own = "test_" + "project.py"
-    found = [
-        f
-        for f in files
-        if not f.endswith(own)
-        and re.search(r"(^|[^\w.-])/(work|root)/", (ROOT / f).read_text(errors="replace"), re.MULTILINE)
-    ]
-    assert found == []
+    if listed.returncode == 0:
+        return [f for f in listed.stdout.splitlines() if (ROOT / f).is_file()]
+    parts = [path.relative_to(ROOT) for path in ROOT.rglob("*") if path.is_file()]
+    return [str(p) for p in parts if not any(q.startswith(".") or q == "__pycache__" for q in p.parts)]

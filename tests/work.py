@@ -60,6 +60,16 @@ def wait_for(job: Job, path: str, children: int = 0) -> str:
     return "seen"
 
 
+@app.job(queue="work")
+def ticks(job: Job, path: str, until: str) -> None:
+    """A byte into the file each tenth of a second, until the other file exists."""
+    with open(path, "ab", buffering=0) as file:
+        job.event("begun")
+        while not Path(until).exists():
+            file.write(b".")
+            time.sleep(0.1)
+
+
 _DAEMON = "import os,subprocess; subprocess.Popen(['sleep','301'], start_new_session=True)"
 
 

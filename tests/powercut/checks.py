@@ -121,23 +121,22 @@ class Checker:
 
     def facts(self, image: Image) -> Facts:
         """What the image's store holds, read by SQLite, which recovers it first."""
-        parts = [image.get(STORE), image.get(f"{STORE}-wal")]
-        key = hashlib.blake2b(b"|".join(hashlib.blake2b(p or b"").digest() for p in parts)).digest()
+        files = {name: content for name, content in sorted(image.items()) if name.startswith(STORE)}
+        key = hashlib.blake2b(repr([(n, hashlib.blake2b(c).digest()) for n, c in files.items()]).encode()).digest()
         if key not in self._seen:
-            self._seen[key] = self._read(parts[0], parts[1])
+            self._seen[key] = self._read(files)
             if len(self._seen) > 16:
                 self._seen.popitem(last=False)
         return self._seen[key]
 
-    def _read(self, store: bytes | None, wal: bytes | None) -> Facts:
-        path = self._folder / "ostler.db"
+    def _read(self, files: Image) -> Facts:
         for old in self._folder.iterdir():
             old.unlink()
-        if not store and not wal:
+        for name, content in files.items():  # the store, its log, and at the very beginning its rollback journal
+            (self._folder / Path(name).name).write_bytes(content)
+        path = self._folder / Path(STORE).name
+        if not path.exists():
             return Facts("ok", {}, {}, {}, frozenset(), 0)
-        path.write_bytes(store or b"")
-        if wal is not None:
-            path.with_name("ostler.db-wal").write_bytes(wal)
         try:
             with contextlib.closing(sqlite3.connect(path)) as connection:
                 return _facts(connection)
