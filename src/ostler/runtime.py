@@ -97,7 +97,8 @@ class Node:
             writer = Lane("writer", lambda: self._open(durable=False), loop, answers)
             reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop, answers)
             intake_lane = Lane("intake", lambda: self._open(durable=True), loop, answers)
-            lanes = [writer, reader, intake_lane]
+            upkeep_lane = Lane("upkeep", lambda: self._open(durable=False), loop, answers)
+            lanes = [writer, reader, intake_lane, upkeep_lane]
             metrics = Metrics(bus)
             incidents = Incidents(settings.node, bus, writer)
             await incidents.load()
@@ -111,7 +112,7 @@ class Node:
             supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
-            upkeep = Upkeep(settings, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
+            upkeep = Upkeep(settings, upkeep_lane, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
             broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
             queues = sorted({task.queue for task in self.app.tasks.values()})
@@ -168,7 +169,7 @@ class Node:
                 incidents.close()
                 await supervisor.close()
                 loop.remove_reader(doorbell.fileno())
-                for lane in (intake_lane, reader, writer):
+                for lane in (upkeep_lane, intake_lane, reader, writer):
                     await lane.close()
             log.info("node %s has stopped", settings.node)
 
