@@ -62,7 +62,7 @@ class _Lanes:
     intake: Lane  # durable: jobs that come in, cancels, retries, pauses, leave to publish
     glance: Lane  # short reads: the poll, the live state, one job
     reader: Lane  # reads that may take long: searches, listings, metrics
-    upkeep: Lane  # durable: purging, schedules, dead nodes
+    upkeep: Lane  # purging, dead nodes
 
     def all(self) -> list[Lane]:
         return [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
@@ -162,7 +162,7 @@ class Node:
         dispatcher.supervisor = supervisor
         poll = Poll(settings, lanes.glance, supervisor, dispatcher)
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
-        upkeep = Upkeep(settings, lanes.upkeep, bus, dispatcher.ring, self._recover, self._origin)
+        upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, self._recover, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
         watch = Watch(
             settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
@@ -206,7 +206,7 @@ class Node:
             intake=lane("intake", durable=True),
             glance=lane("glance", read_only=True),
             reader=lane("reader", read_only=True),
-            upkeep=lane("upkeep", durable=True),
+            upkeep=lane("upkeep"),
         )
 
     def _open(self, *, durable: bool, read_only: bool = False) -> Store:

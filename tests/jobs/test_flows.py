@@ -227,11 +227,11 @@ def test_old_jobs_are_deleted_with_their_timeline_and_young_or_live_ones_stay(st
     end(store, claims[0], now=2000)
     end(store, claims[1], status="failed", now=2000)
     end(store, claims[2], now=9000)
-    assert store.jobs.purge(10_000, done_before=5000, failed_before=None) == [ids[0]]
+    assert store.jobs.retention.purge(done_before=5000, failed_before=None).jobs == [ids[0]]
     assert store.jobs.events(ids[0]) == []
-    assert store.jobs.purge(10_000, done_before=5000, failed_before=5000) == [ids[1]]
+    assert store.jobs.retention.purge(done_before=5000, failed_before=5000).jobs == [ids[1]]
     assert [j["id"] for j in store.jobs.list()[0]] == [ids[3], ids[2]]
-    assert store.jobs.purge(10_000, done_before=None, failed_before=None) == []
+    assert store.jobs.retention.purge(done_before=None, failed_before=None).jobs == []
 
 
 def test_filters_find_dead_letters_by_code(store: Store) -> None:
@@ -275,7 +275,7 @@ def test_a_retry_takes_its_unique_key_back_or_is_refused(store: Store) -> None:
         store.jobs.retry(first, 4)
     assert store.jobs.retry_many(4, 10, "cancelled", queue="q") == {}
     store.jobs.cancel(second, 5)
-    store.jobs.purge(6, done_before=None, failed_before=None)
+    store.jobs.retention.purge(done_before=None, failed_before=None).jobs
     store.jobs.retry(first, 7)
     assert store.jobs.put([job(unique_key="k")], 8) == [(first, False)]
 
@@ -316,7 +316,7 @@ def test_a_job_that_is_retried_during_a_purge_keeps_everything(store: Store) -> 
         return rows
 
     store.db.run = run
-    assert store.jobs.purge(1000, done_before=500, failed_before=None) == []
+    assert store.jobs.retention.purge(done_before=500, failed_before=None).jobs == []
     assert store.jobs.get(old)["status"] == "queued"
     assert [e["name"] for e in store.jobs.events(old)] == ["created", "processing", "done", "retried"]
 
@@ -339,7 +339,7 @@ def test_notes_of_a_ghost_in_the_same_turn_are_not_written(store: Store) -> None
 def test_a_unique_period_outlives_the_job(store: Store) -> None:
     (one,) = store.jobs.enqueue([job(unique_key="k", unique_for=1000)], 0)
     end(store, claim(store).claims[0], now=10)
-    store.jobs.purge(500_000, done_before=400_000, failed_before=None)
+    store.jobs.retention.purge(done_before=400_000, failed_before=None).jobs
     assert store.jobs.put([job(unique_key="k")], 500_000) == [(one, False)]
 
 

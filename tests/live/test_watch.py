@@ -210,7 +210,9 @@ def test_deleted_jobs_are_not_shown(store: Store) -> None:
         claims = scene.claim(3)
         scene.finish(*claims[:2])
         assert len(await scene.snapshot()) == 3
-        assert sorted(store.jobs.purge(10_000, done_before=9000, failed_before=9000)) == [c.id for c in claims[:2]]
+        assert sorted(store.jobs.retention.purge(done_before=9000, failed_before=9000).jobs) == [
+            c.id for c in claims[:2]
+        ]
         assert await scene.snapshot() == {claims[2].id: "processing"}
         assert len(scene.watch._followed) == 1
 

@@ -1,4 +1,8 @@
-"""What a node does now and then: fire schedules, delete what is too old. Guarded and idempotent, so every node may do it."""
+"""What a node does now and then: fire schedules, delete what is too old. Guarded and idempotent, so every node may do it.
+
+Schedules store jobs, so they use the durable lane. Everything else has a lane of its own and works in short steps with a pause
+after each: a claim, an enqueue or a publish never waits longer than one step.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +10,26 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from ostler.config import Settings
+from ostler.errors import StoreBusy
 from ostler.events import Bus, Recovered
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
+from ostler.store.retention import Purged
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
+T = TypeVar("T")
 
 _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look again
+_STEP = 0.004  # seconds that one step of a purge should take
+_PARTS_EVERY = 3600.0  # how often the results are searched for files that a killed publish left
+_PART_AGE = 86_400.0
 
 
 class Upkeep:
@@ -28,21 +39,25 @@ class Upkeep:
         self,
         settings: Settings,
         lane: Lane,
+        intake: Lane,
         bus: Bus,
         fired: Callable[[], None],
         recover: Callable[[Store], list[int]],
         origin: str = "",
     ) -> None:
-        self._settings, self._lane, self._bus, self._fired, self._recover = settings, lane, bus, fired, recover
+        self._settings, self._lane, self._intake, self._bus = settings, lane, intake, bus
+        self._fired, self._recover = fired, recover
         self._logs = JobLogs(settings.data_dir)
         self._origin = origin
+        self._most = 100  # jobs that the next step of a purge deletes
+        self._parts_due = 0.0
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
         self._tasks = [
             loop.create_task(_forever("schedules", self._schedules), name="schedules"),
-            loop.create_task(_forever("upkeep", self._clean), name="upkeep"),
+            loop.create_task(_forever("upkeep", self._rounds), name="upkeep"),
         ]
 
     async def stop(self) -> None:
@@ -52,49 +67,146 @@ class Upkeep:
         self._tasks = []
 
     async def _schedules(self) -> None:
-        jobs, due = await self._lane.call(lambda store: store.jobs.flows.fire(now_ms(), schedule.following))
+        patience = self._settings.store_patience
+        jobs, due = await self._intake.call(
+            lambda store: store.jobs.flows.fire(now_ms(), schedule.following), patience=patience
+        )
         if jobs:
             log.info("schedules have stored jobs %s", ", ".join(map(str, jobs)))
             self._fired()
         wait = _LONGEST_SLEEP if due is None else (due - now_ms()) / 1000
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 
-    async def _clean(self) -> None:
+    async def _rounds(self) -> None:
         await asyncio.sleep(self._settings.upkeep_interval)
-        if back := await self._lane.call(self._recover):
-            self._bus.send(Recovered(len(back), "stale"))
-            self._fired()
         await self.clean()
 
     async def clean(self) -> None:
-        """Delete jobs, logs and scratch that are too old, once."""
-        now, settings = now_ms(), self._settings
+        """One round. Each part stands alone: one that fails is logged, and the others go on."""
+        parts: dict[str, Callable[[], Awaitable[None]]] = {
+            "recovering jobs of dead nodes": self._recover_jobs,
+            "retries after a change of the clock": self._clock,
+            "deleting old jobs": self._old_jobs,
+            "deleting the files of deleted jobs": self._files,
+            "deleting old keys and batches": self._leftovers,
+            "deleting old counters and incidents": self._counters,
+            "deleting unfinished artifacts": self._parts,
+            "sweeping scratch": self._scratch,
+        }
+        for name, part in parts.items():
+            try:
+                await part()
+            except StoreBusy as error:
+                log.warning("upkeep, %s: %s", name, error)
+            except Exception:
+                log.exception("upkeep, %s: failed; the rest goes on", name)
 
-        def purge(store: Store) -> list[int]:
-            done = now - int(settings.retention * 1000) if settings.retention else None
-            failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
-            store.live.purge(now, now - int(settings.exit_retention * 1000))
-            return store.jobs.purge(now, done_before=done, failed_before=failed)
+    async def _step(self, work: Callable[[Store], T]) -> T:
+        """One short piece of work on the lane, and a pause as long as it took: others write, too."""
+        value, took = await self._lane.call(lambda store: _timed(work, store), patience=self._settings.store_patience)
+        await asyncio.sleep(max(took, 0.001))
+        if took > 2 * _STEP:
+            self._most = max(10, self._most // 2)
+        elif took < _STEP / 2:
+            self._most = min(2000, self._most * 2)
+        return value
 
-        gone = await self._lane.call(purge)
-        live = await self._lane.call(lambda store: store.jobs.live())
-        limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
-        folders, freed = await asyncio.to_thread(scratch.sweep, settings.data_dir / "scratch", live=live, **limits)
-        if folders:
-            log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
-        if gone:
-            log.info("%d old jobs were deleted", len(gone))
-            await asyncio.to_thread(self._forget, gone)
+    async def _recover_jobs(self) -> None:
+        if back := await self._step(self._recover):
+            self._bus.send(Recovered(len(back), "stale"))
+            self._fired()
 
-    def _forget(self, jobs: list[int]) -> None:
-        """What jobs printed and published goes with them."""
+    async def _clock(self) -> None:
+        while await self._step(lambda store: store.jobs.retention.wait_no_longer(now_ms())):
+            self._fired()
+
+    async def _old_jobs(self) -> None:
+        now, settings, deleted = now_ms(), self._settings, 0
+        done = now - int(settings.retention * 1000) if settings.retention else None
+        failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
+        more = True
+        while more:
+            found = await self._step(partial(_purge, done=done, failed=failed, most=self._most))
+            deleted, more = deleted + len(found.jobs), found.more
+        if deleted:
+            log.info("%d old jobs were deleted", deleted)
+
+    async def _files(self) -> None:
+        """What deleted jobs printed and published. What cannot be deleted now is tried again in the next round."""
+        after = 0
+        while jobs := await self._step(partial(_files, after=after)):
+            await self._step(lambda store: store.jobs.retention.sync())
+            gone = await asyncio.to_thread(self._forget, jobs)
+            await self._step(partial(_files_gone, jobs=gone))
+            after = jobs[-1]
+
+    def _forget(self, jobs: list[int]) -> list[int]:
+        """Delete the files of these jobs; those whose files are gone."""
         self._logs.delete(jobs)
         place = results.connect(self._settings.results, self._settings.data_dir)
+        gone = []
         for job in jobs:
             try:
                 place.forget(job, self._origin)
+                gone.append(job)
             except Exception as error:  # noqa: BLE001  the rest goes on
-                log.warning("the artifacts of job %d could not be deleted: %s", job, error)
+                log.warning("the artifacts of job %d could not be deleted: %s; trying again later", job, error)
+        return gone
+
+    async def _leftovers(self) -> None:
+        now, settings = now_ms(), self._settings
+        after: str | None = ""
+        while after is not None:
+            after = await self._step(partial(_purge_keys, now=now, after=after))
+        kept = [seconds for seconds in (settings.retention, settings.failed_retention) if seconds]
+        before = now - int(max(kept, default=0.0) * 1000)
+        more = bool(kept)
+        while more:
+            more = await self._step(lambda store: store.jobs.retention.purge_batches(before))
+
+    async def _counters(self) -> None:
+        now = now_ms()
+        while await self._step(lambda store: store.live.purge(now, now - int(self._settings.exit_retention * 1000))):
+            pass
+
+    async def _parts(self) -> None:
+        if time.monotonic() < self._parts_due:
+            return
+        self._parts_due = time.monotonic() + _PARTS_EVERY
+        place = results.connect(self._settings.results, self._settings.data_dir)
+        if found := await asyncio.to_thread(results.sweep_parts, place, time.time() - _PART_AGE):
+            log.info("%d unfinished artifacts of killed runs were deleted", found)
+
+    async def _scratch(self) -> None:
+        settings, root = self._settings, self._settings.data_dir / "scratch"
+        ids = await asyncio.to_thread(scratch.jobs, root)
+        live = await self._step(lambda store: store.jobs.live(ids))
+        limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
+        folders, freed = await asyncio.to_thread(scratch.sweep, root, live=live, **limits)
+        if folders:
+            log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
+
+
+def _timed(work: Callable[[Store], T], store: Store) -> tuple[T, float]:
+    """What came of the work, and for how long it kept others from writing."""
+    before = store.db.held
+    return work(store), store.db.held - before
+
+
+def _purge(store: Store, done: int | None, failed: int | None, most: int) -> Purged:
+    return store.jobs.retention.purge(done_before=done, failed_before=failed, most=most)
+
+
+def _files(store: Store, after: int) -> list[int]:
+    return store.jobs.retention.files(after)
+
+
+def _files_gone(store: Store, jobs: list[int]) -> None:
+    store.jobs.retention.files_gone(jobs)
+
+
+def _purge_keys(store: Store, now: int, after: str) -> str | None:
+    return store.jobs.retention.purge_keys(now, after)
 
 
 async def _forever(name: str, step: Callable[[], Awaitable[None]]) -> None:

@@ -13,6 +13,7 @@ from ostler.errors import Conflict, NotFound
 from ostler.store import limits, views
 from ostler.store.flows import Flows
 from ostler.store.live import Counts, Tallies, bin_of
+from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 from ostler.store.sqlite import SqliteDatabase
 
@@ -31,6 +32,7 @@ class JobRecords:
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
         self.flows = Flows(db, self._insert, self._put_unique)
+        self.retention = Retention(db)
         self._tallies = Tallies(db)
 
     # ---- producers
@@ -432,35 +434,9 @@ class JobRecords:
         """Per queue: when its oldest ready job was created."""
         return {row["queue"]: row["at"] for row in self._db.run("oldest_ready")}
 
-    def live(self) -> set[int]:
-        """Jobs that run or wait for another run: their scratch is not to be touched."""
-        return {row["id"] for row in self._db.run("live_jobs")}
-
-    def purge(
-        self, now: int, *, done_before: int | None, failed_before: int | None, most: int = 20_000
-    ) -> builtins.list[int]:
-        """Delete ended jobs that are too old, in small transactions; the ids. Looks at no job younger than both limits."""
-        limits_ = [b for b in (done_before, failed_before) if b is not None]
-        gone: builtins.list[int] = []
-        cursor = 0
-        while limits_ and len(gone) < most:
-            rows = self._db.run("old_jobs", cursor=cursor)
-            if not rows or rows[0]["created_at"] >= max(limits_):
-                break
-            cursor = rows[-1]["id"]
-            before = {"done": done_before, "cancelled": done_before, "failed": failed_before}
-            old = [r["id"] for r in rows if (limit := before.get(r["status"])) is not None and r["finished_at"] < limit]
-            for start in range(0, len(old), 500):
-                ids = json.dumps(old[start : start + 500])
-                with self._db.transaction():
-                    deleted = [row["id"] for row in self._db.run("purge_jobs", ids=ids)]
-                    self._db.run("purge_events", ids=json.dumps(deleted))
-                gone += deleted
-        with self._db.transaction():
-            self._db.run("purge_uniques", now=now)
-            if limits_:
-                self._db.run("purge_batches", before=min(limits_))
-        return gone
+    def live(self, ids: Sequence[int]) -> set[int]:
+        """Which of these run or wait for another run: their scratch is not to be touched."""
+        return {row["id"] for row in self._db.run("live_jobs", ids=json.dumps(list(ids)))}
 
     # ---- tasks
 

@@ -51,7 +51,7 @@ class Tallies:
     def averages(self, now: int) -> dict[str, float]:
         """Seconds that a run of each queue took, over the last hour."""
         sums: dict[str, dict[str, int]] = {}
-        for row in self._db.run("sum_tallies", step=COARSE, since=now // 1000 - 3600):
+        for row in self._db.run("sum_tallies", step=COARSE, since=now // 1000 - 3600, now=now // 1000):
             sums.setdefault(row["queue"], {})[row["name"]] = row["n"]
         return {q: s.get("run_ms", 0) / s["done"] / 1000 for q, s in sums.items() if s.get("done")}
 
@@ -62,17 +62,23 @@ class Tallies:
             found.setdefault(row["queue"], {"at": row["at"]})[row["name"]] = row["n"]
         return found
 
-    def series(self, width: int, since: int, queue: str | None = None) -> list[dict[str, int]]:
-        """Buckets of `width` seconds that have anything in them, oldest first. A multiple of COARSE, or of FINE."""
+    def series(
+        self, width: int, since: int, queue: str | None = None, until: int | None = None
+    ) -> list[dict[str, int]]:
+        """Buckets of `width` seconds that have anything in them, oldest first. A multiple of COARSE, or of FINE.
+
+        `until` leaves out what was counted while the clock was ahead.
+        """
         step = COARSE if width % COARSE == 0 else FINE
         found: dict[int, dict[str, int]] = {}
-        for row in self._db.run("series", step=step, width=width, since=since, queue=queue):
+        for row in self._db.run("series", step=step, width=width, since=since, queue=queue, until=until):
             found.setdefault(row["at"], {"at": row["at"]})[row["name"]] = row["n"]
         return list(found.values())
 
-    def purge(self, now: int) -> None:
-        for step, kept in _KEPT.items():
-            self._db.run("purge_tallies", step=step, before=now // 1000 - kept)
+    def purge(self, now: int) -> bool:
+        """Drop old buckets, a few at a time; whether there may be more."""
+        steps = [self._db.run("purge_tallies", step=step, before=now // 1000 - kept) for step, kept in _KEPT.items()]
+        return any(steps)
 
 
 class LiveRecords:
@@ -90,11 +96,11 @@ class LiveRecords:
         """The newest first."""
         return [dict(row) for row in self._db.run("incidents", limit=limit, before=before)]
 
-    def purge(self, now: int, incidents_before: int) -> None:
-        """Drop counters and incidents that are too old."""
+    def purge(self, now: int, incidents_before: int) -> bool:
+        """Drop counters and incidents that are too old, a few at a time; whether there may be more."""
         with self._db.transaction():
-            self.tallies.purge(now)
             self._db.run("purge_incidents", before=incidents_before)
+            return self.tallies.purge(now)
 
     def running_since(self) -> dict[str, list[int]]:
         """Per queue, when each of its running jobs began."""

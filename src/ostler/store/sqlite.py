@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import logging
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
 
 log = logging.getLogger("ostler.store")
+T = TypeVar("T")
+
+_POLL = 0.004  # seconds that SQLite itself waits for a lock: it looks every one or two milliseconds
 
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
 _PASSING = ("locked", "busy", "full", "disk i/o", "unable to open", "readonly")
@@ -31,12 +35,12 @@ class SqliteDatabase:
     def __init__(self, path: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False) -> None:
         self.path = path
         self._sql = queries.load(self.dialect)
+        self._busy_timeout = busy_timeout
+        self.held = 0.0  # seconds that the write lock was held in all
         try:
-            self._connection = sqlite3.connect(
-                path, isolation_level=None, check_same_thread=False, timeout=busy_timeout
-            )
+            self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
-            self._pragmas(durable=durable, read_only=read_only)
+            self._insist(lambda: self._pragmas(durable=durable, read_only=read_only))
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, path) from error
 
@@ -65,7 +69,7 @@ class SqliteDatabase:
     def query(self, sql: str, values: dict[str, Any]) -> list[sqlite3.Row]:
         """Execute SQL that was put together by the caller (filters) and return its rows."""
         try:
-            return self._connection.execute(sql, values).fetchall()
+            return self._insist(lambda: self._connection.execute(sql, values).fetchall())
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadArguments(f"a value cannot be stored or looked for: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -75,6 +79,7 @@ class SqliteDatabase:
     def transaction(self) -> Iterator[None]:
         """All or nothing. Takes the write lock at once, so that nothing inside can find itself outdated."""
         self._execute("BEGIN IMMEDIATE")
+        began = time.perf_counter()
         try:
             yield
             self._execute("COMMIT")
@@ -82,12 +87,42 @@ class SqliteDatabase:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
             raise
+        finally:
+            self.held += time.perf_counter() - began
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        """Commits in here wait for the disk, whatever the connection does otherwise."""
+        before = self._connection.execute("PRAGMA synchronous").fetchone()[0]
+        self._execute("PRAGMA synchronous = FULL")
+        try:
+            yield
+        finally:
+            self._execute(f"PRAGMA synchronous = {before}")
 
     def _execute(self, sql: str) -> None:
         try:
-            self._connection.execute(sql)
+            self._insist(lambda: self._connection.execute(sql))
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
+
+    def _insist(self, action: Callable[[], T]) -> T:
+        """Try until the lock is free, for as long as the connection may wait.
+
+        SQLite alone looks less and less often, at last ten times a second: a writer in a loop would then keep all others out.
+        """
+        try:
+            return action()
+        except sqlite3.OperationalError as error:
+            if not _locked(error):
+                raise
+        deadline = time.monotonic() + self._busy_timeout
+        while True:
+            try:
+                return action()
+            except sqlite3.OperationalError as error:
+                if not _locked(error) or self._connection.in_transaction or time.monotonic() >= deadline:
+                    raise
 
     def migrate(self) -> list[str]:
         """Bring the schema up to date under the write lock; returns the names of what was applied.
@@ -122,6 +157,10 @@ class SqliteDatabase:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def _locked(error: sqlite3.OperationalError) -> bool:
+    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 def _split(script: str) -> Iterator[str]:

@@ -169,7 +169,9 @@ def router(context: Context) -> APIRouter:
         back, width = _SPANS[span]
         now = now_ms()
         since = now // 1000 - back
-        found = await context.reader.call(lambda store: store.live.tallies.series(width, since - since % width, queue))
+        found = await context.reader.call(
+            lambda store: store.live.tallies.series(width, since - since % width, queue, now_ms() // 1000)
+        )
         return JSONResponse(
             {"span": span, "step": width, "now": now, "points": [states.recent(point, width) for point in found]}
         )

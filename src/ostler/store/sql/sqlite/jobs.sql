@@ -75,6 +75,7 @@ RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, job
 UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END,
        finished_at = CASE WHEN cancel = 1 THEN :now ELSE NULL END,
        later = coalesce(r.run_at > :now, 0), behind = limit_key IS NOT NULL, run_at = coalesce(r.run_at, jobs.run_at),
+       wait_ms = CASE WHEN r.run_at > :now THEN r.run_at - :now END,
        attempt = attempt - r.refund, crashes = crashes + r.crash, excused = jobs.excused + r.excused,
        error = CASE WHEN cancel = 1 THEN json_object('code', 'CANCELLED', 'message', 'cancelled; its run had ended already')
                     ELSE coalesce(r.error, jobs.error) END,
@@ -125,7 +126,7 @@ UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processin
 
 -- name: retry
 -- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
-UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
+UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, wait_ms = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
        position = NULL, behind = limit_key IS NOT NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
  WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch, limit_key;
 
@@ -169,24 +170,6 @@ SELECT count(*) AS n FROM (SELECT 1 FROM jobs WHERE status = 'queued' AND later 
 -- name: oldest_ready
 SELECT queue, min(created_at) AS at FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue;
 
--- name: old_jobs
-SELECT id, status, finished_at, created_at FROM jobs WHERE id > :cursor ORDER BY id LIMIT 2000;
-
--- name: purge_events
-DELETE FROM job_events WHERE job IN (SELECT value FROM json_each(:ids));
-
--- name: purge_jobs
--- A job that was retried in the meantime is live again, and stays.
-DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND finished_at IS NOT NULL
-   AND status IN ('done', 'failed', 'cancelled') RETURNING id;
-
--- name: purge_uniques
-DELETE FROM uniques WHERE (until IS NOT NULL AND until <= :now)
-    OR (until IS NULL AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.id = uniques.job AND status IN ('queued', 'processing')));
-
--- name: purge_batches
-DELETE FROM batches WHERE finished_at IS NOT NULL AND finished_at < :before
-   AND NOT EXISTS (SELECT 1 FROM jobs WHERE jobs.batch = batches.id);
-
 -- name: live_jobs
-SELECT id FROM jobs WHERE status = 'processing' UNION ALL SELECT id FROM jobs WHERE status = 'queued' AND attempt > 0;
+SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(:ids))
+   AND (status = 'processing' OR (status = 'queued' AND attempt > 0));

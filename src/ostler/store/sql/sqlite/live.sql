@@ -11,15 +11,17 @@ SELECT queue, name, n FROM tallies WHERE step = 0;
 SELECT queue, at, name, n FROM tallies WHERE step = :step AND at = (SELECT max(at) FROM tallies WHERE step = :step AND at <= :now);
 
 -- name: sum_tallies
-SELECT queue, name, sum(n) AS n FROM tallies WHERE step = :step AND at >= :since AND name IN ('done', 'run_ms')
+SELECT queue, name, sum(n) AS n FROM tallies WHERE step = :step AND at >= :since AND at <= :now AND name IN ('done', 'run_ms')
  GROUP BY queue, name;
 
 -- name: series
 SELECT at - at % :width AS at, name, sum(n) AS n FROM tallies
- WHERE step = :step AND at >= :since AND (:queue IS NULL OR queue = :queue) GROUP BY 1, 2 ORDER BY 1;
+ WHERE step = :step AND at >= :since AND (:until IS NULL OR at <= :until) AND (:queue IS NULL OR queue = :queue) GROUP BY 1, 2 ORDER BY 1;
 
 -- name: purge_tallies
-DELETE FROM tallies WHERE step = :step AND at < :before;
+-- No more than a short transaction can take: the oldest buckets first.
+DELETE FROM tallies
+ WHERE step = :step AND at < :before AND at < (SELECT min(at) FROM tallies WHERE step = :step) + 20 * :step RETURNING 1;
 
 -- name: put_incident
 INSERT INTO incidents (node, id, level, subject, text, count, at, job, detail)

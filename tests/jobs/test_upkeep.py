@@ -1,0 +1,160 @@
+"""Upkeep: deletes what is too old, in short steps, whatever else goes wrong, and leaks nothing when it is killed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from ostler.config import Settings
+from ostler.events import Bus
+from ostler.jobs import scratch
+from ostler.jobs.upkeep import Upkeep
+from ostler.store import Store, now_ms
+from ostler.store.lanes import Lane
+from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+from tests.harness import until
+
+FEATURED = Path(__file__).resolve().parent.parent / "featured.py"
+
+
+def clean(folder: Path, **settings) -> None:
+    """One round of upkeep on the store there."""
+
+    async def main() -> None:
+        known = Settings(data=str(folder), **{"retention": 1.0, "failed_retention": 1.0, **settings})
+        lane = Lane("t", lambda: Store.open("", folder, durable=False), asyncio.get_running_loop())
+        await Upkeep(known, lane, lane, Bus(), lambda: None, lambda store: []).clean()
+        await lane.close()
+
+    asyncio.run(main())
+
+
+def ended(store: Store, count: int, at: int = 1000, events: int = 0) -> list[int]:
+    """Jobs that ended at that time."""
+    ids = store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(count)], at)
+    claims = store.jobs.turn(Turn("n", at, wants={"q": ["w"] * count})).claims
+    notes = [Note(c.id, c.fence, "said", at) for c in claims for _ in range(events)]
+    ends = [Finish(c.id, c.fence, "done", at, at, "done") for c in claims]
+    store.jobs.turn(Turn("n", at, notes=notes, finishes=ends))
+    return ids
+
+
+def left(store: Store) -> tuple[int, int, int]:
+    rows = store.db._connection.execute
+    return tuple(rows(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("jobs", "job_events", "purged"))
+
+
+def test_one_round_deletes_all_that_is_old_however_much_it_is(store: Store, tmp_path: Path) -> None:
+    for _ in range(5):
+        ended(store, 5000)
+    clean(tmp_path)
+    assert left(store) == (0, 0, 0)
+
+
+def test_a_long_timeline_is_deleted_in_parts(store: Store, tmp_path: Path) -> None:
+    ended(store, 1, events=7000)
+    ended(store, 3)
+    assert store.jobs.retention.purge(done_before=5000, failed_before=None) == ([], True)
+    assert left(store) == (4, 5012, 0)
+    clean(tmp_path)
+    assert left(store) == (0, 0, 0)
+
+
+def test_a_job_from_a_clock_that_was_ahead_does_not_keep_the_others(store: Store, tmp_path: Path) -> None:
+    (ahead,) = ended(store, 1, at=now_ms() + 10**9)
+    ended(store, 3)
+    clean(tmp_path)
+    assert [job["id"] for job in store.jobs.list()[0]] == [ahead]
+
+
+def test_a_part_that_fails_does_not_stop_the_others(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(scratch, "jobs", lambda root: 1 // 0)
+    monkeypatch.setattr(Upkeep, "_clock", lambda self: 1 // 0)
+    (job,) = ended(store, 1)
+    log = tmp_path / "logs" / "jobs" / "0" / f"{job}.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("what it printed")
+    clean(tmp_path)
+    assert left(store) == (0, 0, 0)
+    assert not log.exists()
+    assert "sweeping scratch: failed; the rest goes on" in caplog.text
+
+
+def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: Path) -> None:
+    for _ in range(4):
+        ended(store, 5000)
+    purge = threading.Thread(target=clean, args=(tmp_path,))
+    stored = 0
+    with Store.open("", tmp_path, busy_timeout=1.0) as other:
+        purge.start()
+        while purge.is_alive():
+            other.jobs.enqueue([NewJob("t", "q", "{}")], now_ms())
+            stored += 1
+    purge.join()
+    assert stored > 5
+    assert left(store)[0] == stored
+
+
+def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None:
+    node = make_node("--pool", "work=1", app=FEATURED, OSTLER_UPKEEP_INTERVAL="0.3", OSTLER_RETENTION="0")
+    jobs = [node.enqueue("publishes"), node.enqueue("talks", text="x")]
+    for job in jobs:
+        node.wait_job(job)
+    log = node.folder / "logs" / "jobs" / "0" / f"{jobs[1]}.log"
+    artifact = node.folder / "results" / str(jobs[0])
+    until(log.exists, "the log")
+    node.kill()
+    with Store.open("", node.folder) as store:  # the rows went, and then the node was killed
+        assert sorted(store.jobs.retention.purge(done_before=now_ms() + 1, failed_before=None).jobs) == jobs
+    assert artifact.exists()
+    node.start()
+    until(lambda: not artifact.exists(), "the artifact to go")
+    until(lambda: not log.exists(), "the log to go")
+    with Store.open("", node.folder, read_only=True) as store:
+        until(lambda: not store.jobs.retention.files(), "the list to be worked off")
+
+
+def test_what_a_killed_publish_left_is_deleted_after_a_day(store: Store, tmp_path: Path) -> None:
+    old, young = tmp_path / "results/7/.out.txt.1.99.part", tmp_path / "results/7/.out.txt.2.99.part"
+    kept = tmp_path / "results/7/my.part"
+    for path in (old, young, kept):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    for path in (old, kept):
+        os.utime(path, (time.time() - 100_000,) * 2)
+    clean(tmp_path)
+    assert [path.exists() for path in (old, young, kept)] == [False, True, True]
+
+
+def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: Path) -> None:
+    store.jobs.enqueue([NewJob("t", "other", "{}", unique_key=f"live{n}") for n in range(600)], 1)
+    store.jobs.enqueue([NewJob("t", "q", "{}", unique_key=f"dead{n}") for n in range(600)], 1)
+    store.jobs.flows.batch([NewJob("t", "q", "{}")], None, 1)
+    chain = json.dumps([{"task": "t", "queue": "q", "args": "{}"}])
+    store.jobs.enqueue([NewJob("t", "q", "{}", next=chain)], 1)
+    while claims := store.jobs.turn(Turn("n", 2, wants={"q": ["w"] * 700})).claims:
+        store.jobs.turn(Turn("n", 2, finishes=[Finish(c.id, c.fence, "done", 2, 2, "done") for c in claims]))
+    clean(tmp_path)
+    count = store.db._connection.execute
+    assert [count(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("uniques", "batches", "steps")] == [600, 0, 0]
+
+
+def test_a_retry_waits_no_longer_than_it_should_after_the_clock_was_set_back(store: Store, tmp_path: Path) -> None:
+    now, days = now_ms(), 5 * 86_400_000
+    retried, chosen = store.jobs.enqueue(
+        [NewJob("t", "q", "{}"), NewJob("t", "later", "{}", run_at=now + 2 * days)], now
+    )
+    (c,) = store.jobs.turn(Turn("n", now + days, wants={"q": ["w"]})).claims  # the clock is days ahead
+    back = Requeue(c.id, c.fence, "requeued:retry", now + days, run_at=now + days + 4000)
+    store.jobs.turn(Turn("n", now + days, requeues=[back]))
+    clean(tmp_path)
+    assert now + 4000 <= store.jobs.get(retried)["run_at"] <= now_ms() + 4000
+    assert store.jobs.get(chosen)["run_at"] == now + 2 * days
