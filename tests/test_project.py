@@ -28,7 +28,7 @@ LAYERS = [
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
-    {"config", "errors", "events"},
+    {"config", "errors", "events", "loading"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py"}

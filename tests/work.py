@@ -11,7 +11,7 @@ import sys
 import time
 from pathlib import Path
 
-from ostler import Cancelled, Fail, Job, Ostler, Retry
+from ostler import Cancel, Cancelled, Fail, Job, Ostler, Retry
 
 app = Ostler()
 
@@ -197,9 +197,6 @@ def mixed(job: Job, path: str | None = None) -> None:
             time.sleep(0.01)
 
 
-_ = Cancelled
-
-
 @app.job(queue="work")
 def steps(job: Job, folder: str) -> str:
     """Goes on to a percentage when the file of that name is there."""
@@ -211,3 +208,19 @@ def steps(job: Job, folder: str) -> str:
         print(f"reached {pct}", flush=True)
         job.progress(pct, f"step {pct}")
     return "all steps"
+
+
+@app.job(queue="work", attempts=2)
+def retries(job: Job) -> None:
+    raise Retry("the other side is away")
+
+
+@app.job(queue="work")
+def cancels(job: Job, why: str = "") -> None:
+    raise Cancel(why)
+
+
+@app.job(queue="work", attempts=1)
+def says_cancelled(job: Job) -> None:
+    """Nobody has cancelled it."""
+    raise Cancelled("as if")

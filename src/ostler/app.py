@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
-import importlib.util
 import inspect
 import signal as signals
-import sys
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
-from ostler import config
+from ostler import config, loading
 from ostler.config import PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch
@@ -83,6 +80,7 @@ class Task(Generic[P, R]):
         """`enqueue` without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
+        loading.refuse()  # here, where the caller's line is known
         return await asyncio.to_thread(self.enqueue, *args, **kwargs)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
@@ -280,7 +278,8 @@ class Ostler:
 
     @property
     def producer(self) -> Producer:
-        """Stores jobs for this app; made when it is first used."""
+        """Stores jobs for this app; made when it is first used. Raises ConfigError while an app is loaded."""
+        loading.refuse()
         if self._producer is None:
             self._producer = Producer(self.settings())
         return self._producer
@@ -330,9 +329,12 @@ def _checked(task: str, policy: dict[str, Any], parameters: signature.Parameters
 
 
 def load(target: str) -> Ostler:
-    """The app that `path/to/file.py`, `package.module` or either with `:name` names; raises ConfigError with the cause."""
+    """The app that `path/to/file.py`, `package.module` or either with `:name` names; raises ConfigError with the cause.
+
+    Loading stores nothing: a call of `enqueue` in the file itself is a ConfigError.
+    """
     where, _, attribute = target.partition(":") if not target.endswith(".py") else (target, "", "")
-    module = _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    module = loading.import_file(Path(where)) if where.endswith(".py") else loading.import_module(where)
     if attribute:
         found = getattr(module, attribute, None)
         if not isinstance(found, Ostler):
@@ -350,50 +352,3 @@ def load(target: str) -> Ostler:
         )
         raise ConfigError(f"{target} has {what}")
     return next(iter(apps.values()))
-
-
-def _import_file(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"there is no file {path}")
-    path = path.resolve()
-    name = path.stem
-    loaded = sys.modules.get(name)
-    if loaded is not None and getattr(loaded, "__file__", None) == str(path):
-        return loaded
-    if name in sys.modules or importlib.util.find_spec(name) is not None:
-        name = f"ostler_app_{name}"  # a file called json.py must not hide a module
-    sys.path.insert(0, str(path.parent))
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    return _executed(lambda: spec.loader.exec_module(module) or module, str(path))  # type: ignore[union-attr]
-
-
-def _import_module(name: str) -> Any:
-    sys.path.insert(0, "")
-    try:
-        if importlib.util.find_spec(name) is None:
-            raise ConfigError(
-                f"there is no module {name!r}; name a file (path/to/file.py) or a module (package.module:app)"
-            )
-    except (ModuleNotFoundError, ValueError) as error:
-        raise ConfigError(
-            f"there is no module {name!r} ({error}); name a file (path/to/file.py) or a module (package.module:app)"
-        ) from error
-    return _executed(lambda: importlib.import_module(name), name)
-
-
-def _executed(work: Callable[[], Any], what: str) -> Any:
-    try:
-        return work()
-    except ConfigError:
-        raise
-    except BaseException as error:
-        if isinstance(error, KeyboardInterrupt):
-            raise
-        import traceback  # noqa: PLC0415
-
-        trace = "".join(traceback.format_exception(error)).strip()
-        raise ConfigError(f"{what} cannot be loaded: {type(error).__name__}: {error}\n{trace}") from error

@@ -11,31 +11,26 @@
             assert bench.job(job)["status"] == "done"
             assert bench.job(job)["crashes"] == 1
 
-The store is a real one in a temporary directory, and what follows from each end is decided by the code that a node runs; only
-the process is missing: the function runs in the test's own.
+The store is a real one in a temporary directory. Jobs run through the code that a worker runs, and what follows from each end is
+decided by the code that a node runs; only the process is missing: the function runs in the test's own.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import inspect
 import json
 import os
 import tempfile
-import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from ostler.app import Ostler, Task
-from ostler.errors import BadArguments
 from ostler.flows import JobId, Step
-from ostler.jobs import schedule, signature, verdict
+from ostler.jobs import execute, schedule, verdict
 from ostler.jobs.handle import Job
-from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
-from ostler.jobs.results import LostClaim
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
 from ostler.store.limits import QueueLimit
@@ -157,7 +152,6 @@ class Bench:
 
     def _one(self, claim: Claim) -> bool:
         notes: list[Note] = []
-        died = False
         began = self._ms()
 
         def say(
@@ -173,59 +167,29 @@ class Bench:
 
         job = Job(claim.id, claim.task, claim.attempt, claim.crashes, claim.fence, say)
         job._holds = lambda: self.store.jobs.hold(claim.id, claim.fence)  # noqa: SLF001
-        result: Callable[[Ran], Finish | Requeue]
-        try:
-            value = self._call(claim, job)
-            text = self._encoded(value)
-            result = lambda ran: verdict.done(ran, text)  # noqa: E731
-        except Killed as death:
-            died = True
-            where = str(death)
-            result = lambda ran: verdict.crashed(ran, "signal", f"SIGKILL at {where}", self._policy)  # noqa: E731
-        except BaseException as error:
-            if isinstance(error, KeyboardInterrupt):
-                raise
-            result = self._failure(error)
-        end = result(Ran(claim, began, self._ms()))
+        end = self._end(claim, job, began)
         job._settle(success=isinstance(end, Finish) and end.status == "done")  # noqa: SLF001
         finishes, requeues = ([end], []) if isinstance(end, Finish) else ([], [end])
         self.store.jobs.turn(Turn(_NODE, self._ms(), notes, finishes, requeues))
-        return not died
+        return not end.crash
 
-    def _call(self, claim: Claim, job: Job) -> Any:
-        task = self.app.tasks[claim.task]
-        values = json.loads(claim.args)
+    def _end(self, claim: Claim, job: Job, began: int) -> Finish | Requeue:
+        """What a node would make of the run."""
         try:
-            signature.check(claim.task, task.parameters, values)
-        except BadArguments as error:
-            raise Fail(error.code, str(error)) from error
-        if inspect.iscoroutinefunction(task.function):
-            return asyncio.run(task.function(job, **values))
-        return task.function(job, **values)
-
-    def _encoded(self, value: Any) -> str:
-        try:
-            text = json.dumps(value, allow_nan=False)
-            signature.check_depth(text)
-        except (TypeError, ValueError, RecursionError) as error:
-            raise Fail(
-                "BAD_RESULT", f"the result ({type(value).__name__}) cannot be written as JSON: {error}"
-            ) from error
-        return text
-
-    def _failure(self, error: BaseException) -> Callable[[Ran], Finish | Requeue]:
-        trace = "".join(traceback.format_exception(error))
-        match error:
-            case Fail():
-                what = {"code": error.code, "message": str(error)}
-                return lambda ran: verdict.failed(ran, what)
-            case Cancel() | Cancelled():
-                return verdict.cancelled
-            case Snooze():
-                return lambda ran: verdict.snoozed(ran, error.after)
-            case _:
-                codes = {Retry: "RETRY", LostClaim: "LOST_CLAIM", MemoryError: "OOM"}
-                code = next((c for kind, c in codes.items() if isinstance(error, kind)), "ERROR")
-                what = {"code": code, "message": f"{type(error).__name__}: {error}", "traceback": trace}
-                after = error.after if isinstance(error, Retry) else None
-                return lambda ran: verdict.transient(ran, what, self._policy, after)
+            outcome = execute.run(
+                self.app.tasks.get(claim.task),
+                job,
+                claim.args,
+                wait=asyncio.run,
+                max_result=self.app.producer.settings.max_payload,
+                passing=(Killed, KeyboardInterrupt),
+            )
+        except Killed as death:
+            return verdict.crashed(Ran(claim, began, self._ms()), "signal", f"SIGKILL at {death}", self._policy)
+        ran = Ran(claim, began, self._ms())
+        match outcome:
+            case ("done", _, _, result):
+                return verdict.done(ran, result)
+            case (_, _, _, kind, what, after):
+                return verdict.failure(ran, kind, what, after, self._policy)
+        raise AssertionError(outcome)

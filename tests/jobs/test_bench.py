@@ -6,6 +6,8 @@ from pathlib import Path
 
 from ostler import Fail, Job, Ostler, Snooze
 from ostler.testing import Bench, kill_at
+from tests import work
+from tests.harness import Node
 
 app = Ostler()
 
@@ -144,3 +146,35 @@ def test_the_bench_is_as_strict_as_a_node() -> None:
         bench.advance(61)
         bench.run()
         assert bench.job(late)["result"] == 2
+
+
+RUNS: list[tuple[str, dict[str, object]]] = [
+    ("add", {"a": 1, "b": 2}),
+    ("add_async", {"a": 1, "b": 2}),
+    ("fails", {}),
+    ("gives_up", {}),
+    ("asks_again", {}),
+    ("exits", {}),
+    ("retries", {}),
+    ("cancels", {"why": "nobody wants it"}),
+    ("cancels", {}),
+    ("says_cancelled", {}),
+    ("returns", {"what": "set"}),
+    ("returns", {"what": "big"}),
+    ("returns", {"what": "deep"}),
+]
+
+
+def test_the_bench_and_a_node_tell_the_same_of_every_run(node: Node) -> None:
+    """Results, codes, messages and tracebacks."""
+    fields = ("status", "result", "error", "attempt", "crashes", "excused")
+    stored = [node.enqueue(task, **args) for task, args in RUNS]
+    with Bench(work.app) as bench:
+        mine = [bench.put(work.app.tasks[task].s(**args)) for task, args in RUNS]
+        for _ in range(5):
+            bench.run()
+            bench.advance(1000)
+        for (task, args), here, there in zip(RUNS, mine, stored, strict=True):
+            found, wanted = bench.job(here), node.wait_job(there)
+            assert {f: found[f] for f in fields} == {f: wanted[f] for f in fields}, (task, args)
+        assert bench.job(mine[7])["error"] == {"code": "CANCELLED", "message": "nobody wants it"}

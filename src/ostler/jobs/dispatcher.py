@@ -17,7 +17,6 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
@@ -267,7 +266,8 @@ class Dispatcher:
                     self._end(seat, ran, verdict.done(ran, result))
             case ["fail", job, fence, kind, what, after]:
                 if ran := self._at(seat, job, fence):
-                    self._end(seat, ran, self._failure(ran, kind, what, after))
+                    draw = random.uniform(-1, 1)  # noqa: S311
+                    self._end(seat, ran, verdict.failure(ran, kind, what, after, self._policy, draw))
             case ["note", job, fence, event, progress, stage, data]:
                 text = None if data is None else json.dumps(data)
                 self._outbox.note(Note(job, fence, event, now_ms(), progress, stage, text))
@@ -338,17 +338,6 @@ class Dispatcher:
         seconds = (ran.ended - ran.began) / 1000
         code = json.loads(result.error)["code"] if result.error else None
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, code))
-
-    def _failure(self, ran: Ran, kind: str, what: dict[str, Any], after: float | None) -> Finish | Requeue:
-        match kind:
-            case "permanent":
-                return verdict.failed(ran, what)
-            case "cancelled":
-                return verdict.cancelled(ran)
-            case "snooze":
-                return verdict.snoozed(ran, after or 0.0)
-            case _:
-                return verdict.transient(ran, what, self._policy, after, draw=random.uniform(-1, 1))  # noqa: S311
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ostler.errors import BadArguments
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze, is_wait
+from ostler.jobs.outcome import CANCELLED, Cancel, Cancelled, Fail, Retry, Snooze, is_wait
 from ostler.jobs.results import LostClaim
 
 if TYPE_CHECKING:
@@ -75,6 +75,8 @@ def _failed(error: BaseException, *, cancelled: bool) -> tuple[str, dict[str, st
     kind, code = _kind(error, cancelled=cancelled)
     after = getattr(error, "after", None) if kind in ("transient", "snooze") else None
     expected = isinstance(error, _EXPECTED)
+    if kind == "cancelled" and not isinstance(error, Cancel):
+        return kind, {"code": "CANCELLED", "message": CANCELLED}, None
     words = _words(error)
     message = (words or type(error).__name__) if expected else f"{type(error).__name__}: {words}"
     what = {"code": _words(code)[:200], "message": message[:2000]}

@@ -10,6 +10,8 @@ from typing import Any
 
 from ostler.errors import OstlerError
 
+CANCELLED = "cancelled while it ran"  # what is told of a job that somebody else cancelled
+
 
 def is_wait(after: Any) -> bool:
     """Whether it is a number of seconds that a job can wait."""
@@ -45,9 +47,12 @@ class Snooze(OstlerError):
 
 
 class Cancel(OstlerError):
-    """Raise it in a job: it is not wanted any more; ends as cancelled."""
+    """Raise it in a job: it is not wanted any more; ends as cancelled, with this message."""
 
     code = "CANCELLED"
+
+    def __init__(self, message: str = "") -> None:
+        super().__init__(message or "the job cancelled itself")
 
 
 class Cancelled(OstlerError):

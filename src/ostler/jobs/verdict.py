@@ -9,6 +9,7 @@ import json
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from ostler.jobs.outcome import CANCELLED
 from ostler.store.rows import Claim, Finish, Requeue
 
 
@@ -67,9 +68,24 @@ def failed(ran: Ran, what: dict[str, Any]) -> Finish:
     return ran.finish("failed", "failed", error=json.dumps(what), data=_data(ran, what))
 
 
-def cancelled(ran: Ran) -> Finish:
-    """It was cancelled while it ran, and has ended."""
-    return ran.finish("cancelled", "cancelled", error=error("CANCELLED", "cancelled while it ran"))
+def cancelled(ran: Ran, why: str = CANCELLED) -> Finish:
+    """It was cancelled while it ran, or cancelled itself, and has ended."""
+    return ran.finish("cancelled", "cancelled", error=error("CANCELLED", why))
+
+
+def failure(
+    ran: Ran, kind: str, what: dict[str, Any], after: float | None, policy: Policy, draw: float = 0.0
+) -> Finish | Requeue:
+    """It raised, as `jobs/execute.py` tells it."""
+    match kind:
+        case "permanent":
+            return failed(ran, what)
+        case "cancelled":
+            return cancelled(ran, what["message"])
+        case "snooze":
+            return snoozed(ran, after or 0.0)
+        case _:
+            return transient(ran, what, policy, after, draw=draw)
 
 
 def transient(
