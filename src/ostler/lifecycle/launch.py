@@ -6,6 +6,7 @@ import os
 import socket
 from pathlib import Path
 
+from ostler.lifecycle.logs import worker_log
 from ostler.lifecycle.process import Launch
 from ostler.lifecycle.worker import PoolSpec, Slot
 
@@ -17,14 +18,14 @@ def places(spec: PoolSpec, slot: Slot) -> dict[str, str]:
 
 
 def prepare(
-    spec: PoolSpec, slot: Slot, generation: int, filled: dict[str, str], token: str, logs: Path, beat: float
+    spec: PoolSpec, slot: Slot, generation: int, filled: dict[str, str], token: str, data: Path, beat: float
 ) -> Launch:
     """The launch of one generation."""
     return Launch(
         argv=[_fill(a, filled) for a in spec.argv],
         env={**os.environ, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
         mark=f"{token}/{slot.component}/{generation}/",
-        log=logs / f"{spec.name}-{slot.number}.log",
+        log=worker_log(data, spec.name, slot.number),
         cwd=spec.cwd,
         beat=beat if spec.probe is None else None,
     )

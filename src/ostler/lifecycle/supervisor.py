@@ -60,7 +60,7 @@ class Supervisor:
         self._oom_kills = oom_kills()
         self._next_beat = 0.0
         self._last_look = time.monotonic()
-        self._logs = settings.data_dir / "logs"
+        self._data = settings.data_dir
         for spec in specs:
             pool = self.pools[spec.name] = Pool(spec)
             for n in range(spec.size):
@@ -72,7 +72,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
-        self._logs.mkdir(parents=True, exist_ok=True)
         self.apply_pauses(*await self.records.load(self.slots), still=True)
         if not family.adopt_orphans():
             log.info("orphans cannot be adopted on this system; families are found by their mark alone")
@@ -255,7 +254,7 @@ class Supervisor:
             filled = launch.places(spec, slot)
             beat = self.settings.heartbeat_interval
             worker.process = Process(
-                launch.prepare(spec, slot, worker.generation, filled, self.token, self._logs, beat),
+                launch.prepare(spec, slot, worker.generation, filled, self.token, self._data, beat),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
                 on_labelled=lambda label, lines: spec.tenant.output(worker, label, lines),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
@@ -9,6 +10,7 @@ from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict
 
 from ostler.errors import NotFound
+from ostler.lifecycle.logs import last, worker_log
 from ostler.store.health import view
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
@@ -88,9 +90,8 @@ def router(context: Context) -> APIRouter:
     @routes.get("/workers/{component}/logs", summary="The last output of a worker")
     async def logs(component: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
         slot = control.slot(component)
-        path = context.settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return PlainTextResponse("".join(f"{line}\n" for line in text.splitlines()[-lines:]))
+        path = worker_log(context.settings.data_dir, slot.pool.spec.name, slot.number)
+        return PlainTextResponse("".join(f"{line}\n" for line in await asyncio.to_thread(last, path, lines)))
 
     @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
     async def drain(component: str) -> JSONResponse:
