@@ -21,7 +21,7 @@ class WorkerMoved:
     pid: int | None = None
     reason: str | None = None
     delay: float | None = None
-    how: str | None = None  # the signal or the exit code
+    how: str | None = None  # how it ended, in words that follow its name
     job: int | None = None
     line: str | None = None
 

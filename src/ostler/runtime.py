@@ -407,10 +407,10 @@ def _tell(event: Event) -> None:
     if isinstance(event, JobEnded) and event.event != "failed":
         return  # the most frequent one, and nothing to tell
     match event:
-        case WorkerMoved(component, generation, _, "crashed", reason=reason, delay=delay, how=how, line=line):
+        case WorkerMoved(component, generation, _, "crashed", delay=delay, how=how, line=line):
             follows = f"restart in {delay:g} s" if delay is not None else "no restart"
             last = f', last line: "{line}"' if line else ""
-            log.warning("%s (generation %d) crashed: %s, %s%s; %s", component, generation, reason, how, last, follows)
+            log.warning("%s (generation %d) crashed: it %s%s; %s", component, generation, how, last, follows)
         case WorkerMoved(component, _, _, "failed", reason=reason):
             log.error("%s is failed: %s. Look at its log, then: ostler restart %s", component, reason, component)
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):

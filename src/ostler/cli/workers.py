@@ -10,7 +10,7 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import NotFound
-from ostler.store.health import view
+from ostler.lifecycle import ends
 
 
 @click.command()
@@ -20,7 +20,7 @@ from ostler.store.health import view
 def workers(known: Settings, worker: str | None, json_: bool) -> None:
     """All workers: state, process, memory, current job, crashes; or WORKER with its history of exits."""
     with client.open_store(known) as opened:
-        rows = [view(row) for row in opened.health.get_all_workers()]
+        rows = [ends.shown(row) for row in opened.health.get_all_workers()]
         enabled, paused = opened.meta.pauses()
         if worker is not None:
             _one(opened, rows, worker, json_)
@@ -39,9 +39,8 @@ def workers(known: Settings, worker: str | None, json_: bool) -> None:
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
     what = "paused" if w["paused"] else ""
-    if w["exit_reason"] and w["status"] in ("crashed", "failed", "stopped"):
-        signal = (w["metadata"] or {}).get("signal")
-        what = f"{w['exit_reason']}, {signal or 'code ' + str(w['exit_code'])}"
+    if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
+        what = w["exit_text"]
     return (
         w["component"],
         show.state(w["status"]),
@@ -59,7 +58,7 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
     row = next((r for r in rows if worker in (r["component"], r["component"].removeprefix("worker:"))), None)
     if row is None:
         raise NotFound(f"there is no worker {worker!r}; known are: {', '.join(r['component'] for r in rows) or 'none'}")
-    exits = opened.health.exits(row["node"], row["component"])
+    exits = ends.exits(opened.health.exits(row["node"], row["component"]))
     if json_:
         show.as_json({**row, "exits": exits})
         return
@@ -74,14 +73,13 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
             show.ago(e["at"]),
             e["generation"],
             e["kind"],
-            e["reason"],
-            e["signal"] or f"code {e['code']}",
+            e["text"],
             e["job"],
             e["peak_rss_mb"],
         )
         for e in exits
     ]
-    show.table(("ended", ">gen", "kind", "reason", "how", ">job", ">peak MB"), shown, "it has never ended")
+    show.table(("ended", ">gen", "kind", "how", ">job", ">peak MB"), shown, "it has never ended")
     for line in exits[0]["log"][-10:] if exits else ():
         show.console().print(f"  | {line}")
 

@@ -457,7 +457,7 @@ class Supervisor:
                 slot.rest,
                 reason=row.reason,
                 delay=delay,
-                how=row.signal or f"code {row.code}",
+                how=ends.words(row.reason, row.code, row.signal, long=True),
                 job=row.job,
                 line=next((line.strip()[:160] for line in reversed(row.log) if line.strip()), None),
             )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Slot
 from ostler.live import rates
@@ -36,7 +37,8 @@ def worker(slot: Slot, node: str, rss_mb: float | None, job: tuple[int, str] | N
         "restart_count": slot.history.lifetime,
         "restart_at": slot.due_ms if slot.status is Status.CRASHED else None,
         "last_exit": None if last is None else {"at": last.at, "reason": last.reason, "kind": last.kind, "code": last.code,
-                                                "signal": last.signal, "job": last.job},
+                                                "signal": last.signal, "job": last.job,
+                                                "text": ends.words(last.reason, last.code, last.signal)},
     }  # fmt: skip
 
 

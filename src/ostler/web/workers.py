@@ -7,37 +7,22 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from ostler.errors import NotFound
+from ostler.lifecycle import ends
 from ostler.lifecycle.logs import last, worker_log
-from ostler.store.health import view
+from ostler.store import views
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 
-
-class WorkerView(BaseModel):
-    """One worker slot. Times are milliseconds UTC."""
-
-    model_config = ConfigDict(extra="allow")
-    component: str
-    node: str
-    pool: str
-    status: str
-    pid: int | None
-    generation: int
-    current_job: int | None
-    last_heartbeat: int
-    restart_count: int
-    exit_code: int | None
-    exit_reason: str | None
-    rss_mb: float | None
-    started_at: int | None
-    metadata: dict[str, Any] | None
+# One worker slot, from the one definition of its shape. Times are milliseconds UTC.
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.WORKER.items()}
+WorkerView = create_model("WorkerView", __config__=ConfigDict(extra="allow"), **_FIELDS)
 
 
 class WorkerList(BaseModel):
-    workers: list[WorkerView]
+    workers: list[WorkerView]  # type: ignore[valid-type]
 
 
 class Accepted(BaseModel):
@@ -57,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/workers", response_model=WorkerList, summary="All workers")
     async def listing() -> JSONResponse:
         rows = await context.reader.call(lambda store: store.health.get_all_workers())
-        return JSONResponse({"workers": [view(row) for row in rows]})
+        return JSONResponse({"workers": [ends.shown(row) for row in rows]})
 
     @routes.post("/workers/pause", response_model=Accepted, summary="Pause all workers")
     async def pause_all() -> JSONResponse:
@@ -85,7 +70,7 @@ def router(context: Context) -> APIRouter:
             )
         node = rows[0]["node"]
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
-        return JSONResponse({**view(rows[0]), "exits": exits})
+        return JSONResponse({**ends.shown(rows[0]), "exits": ends.exits(exits)})
 
     @routes.get("/workers/{component}/logs", summary="The last output of a worker")
     async def logs(component: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
@@ -131,17 +116,17 @@ def router(context: Context) -> APIRouter:
 
 def pool_views(context: Context) -> list[dict[str, Any]]:
     """The pools of this node as they are now."""
-    views = []
+    found = []
     for pool in context.supervisor.pools.values():
         counts: dict[str, int] = {}
         for slot in pool.slots:
             counts[slot.status] = counts.get(slot.status, 0) + 1
         kind = "jobs" if pool.spec.tenant is context.dispatcher else "command"
         paused = pool.paused or not context.supervisor.enabled
-        views.append(
+        found.append(
             {"pool": pool.spec.name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts}
         )
-    return views
+    return found
 
 
 def _accepted(action: str, **more: Any) -> JSONResponse:
