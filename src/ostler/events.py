@@ -21,8 +21,7 @@ class WorkerMoved:
     pid: int | None = None
     reason: str | None = None
     delay: float | None = None
-    signal: str | None = None
-    code: int | None = None
+    how: str | None = None  # how it ended, in words that follow its name
     item: str | None = None  # what it had in hand, such as job:12
     counted: bool = True  # whether a crash counts against the worker
     line: str | None = None

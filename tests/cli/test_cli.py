@@ -248,3 +248,34 @@ def test_check_and_up_refuse_the_same_mistakes_and_leave_nothing(tmp_path: Path,
     for command in (("check", "app.py"), ("up", "app.py", "--port", "0")):
         refused(ostler(*command, cwd=tmp_path, OSTLER_HEARTBEAT_INTERVAL="5", OSTLER_STALE_AFTER="30"), *words)
     assert not (tmp_path / ".ostler").exists()
+
+
+def test_what_jobs_print_and_say_does_nothing_to_the_terminal(node: Node) -> None:
+    where = ("--data", str(node.folder))
+    evil = "\x1b]0;owned\x07\x1b[2J\x9b31mtext"
+    job = node.enqueue("other", say=evil)
+    node.wait_job(job)
+    until(lambda: "text" in ostler("logs", "--job", str(job), *where).stdout, "the line")
+    for command in (
+        ("logs", "--job", str(job)),
+        ("logs", "worker:other:0"),
+        ("jobs", str(job)),
+        ("jobs",),
+        ("workers",),
+    ):
+        done = ostler(*command, *where)
+        assert done.returncode == 0, done
+        assert not set(done.stdout) & {"\x1b", "\x07", "\x9b"}, command
+    assert r"\x1b]0;owned\x07\x1b[2J\x9b31mtext" in ostler("logs", "--job", str(job), *where).stdout
+    assert evil in ostler("logs", "--job", str(job), "--raw", *where).stdout
+
+
+def test_logs_say_when_there_are_older_lines(node: Node) -> None:
+    where = ("--data", str(node.folder))
+    job = node.enqueue("other", say="\n".join(f"line {n}" for n in range(50)))
+    node.wait_job(job)
+    until(lambda: "line 49" in ostler("logs", "--job", str(job), *where).stdout, "the lines")
+    few = ostler("logs", "--job", str(job), "-n", "3", *where)
+    assert few.stdout.splitlines() == ["line 47", "line 48", "line 49"]
+    assert few.stderr == "ostler: these are the last 3 lines; -n NUMBER shows more\n"
+    assert ostler("logs", "--job", str(job), "-n", "50", *where).stderr == ""

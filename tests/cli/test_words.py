@@ -53,7 +53,15 @@ def test_frames_are_read_as_they_come_and_comments_are_signs_of_life() -> None:
 # ---- words
 
 
-KILLED = {"at": NOW, "reason": "signal", "kind": "crash", "code": -9, "signal": "SIGKILL", "job": None}
+KILLED = {
+    "at": NOW,
+    "reason": "signal",
+    "kind": "crash",
+    "code": -9,
+    "signal": "SIGKILL",
+    "job": None,
+    "text": "killed by SIGKILL",
+}
 
 
 @pytest.mark.parametrize(
@@ -67,7 +75,7 @@ KILLED = {"at": NOW, "reason": "signal", "kind": "crash", "code": -9, "signal": 
         (worker(), worker(paused=True), "paused"),
         (worker(), worker(rss_mb=80.2), "80 MB"),
         (worker(), worker(restart_count=1), "healthy"),
-        (worker(), worker(status="failed", last_exit={**KILLED, "reason": "exit", "code": 3}), "healthy → failed (exit code 3)"),
+        (worker(), worker(status="failed", last_exit={**KILLED, "text": "exit code 3"}), "healthy → failed (exit code 3)"),
     ],
 )  # fmt: skip
 def test_a_workers_change_in_words(before, now, said: str) -> None:

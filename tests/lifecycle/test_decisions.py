@@ -146,3 +146,38 @@ def judged(
 )
 def test_every_end_has_a_reason_a_kind_and_a_code(given: dict, expected: tuple[str, str, int]) -> None:
     assert judged(**given) == expected
+
+
+@pytest.mark.parametrize(
+    ("reason", "code", "signal", "short", "long"),
+    [
+        ("signal", -9, "SIGKILL", "killed by SIGKILL", "was killed by SIGKILL"),
+        ("signal", -11, "SIGSEGV", "killed by SIGSEGV (fault in native code)", "was killed by SIGSEGV (fault in native code)"),
+        ("exit", 3, None, "exit code 3", "exited with code 3"),
+        ("silence", -9, "SIGKILL", "missed heartbeats", "missed its heartbeats and was killed"),
+        ("killed", -9, "SIGKILL", "killed by an operator", "was killed by an operator"),
+        ("stopped", 0, None, "stopped as asked", "stopped as asked"),
+        ("something-new", 1, None, "something new", "ended: something new"),
+    ],
+)  # fmt: skip
+def test_an_end_in_words(reason: str, code: int, signal: str | None, short: str, long: str) -> None:
+    assert ends.words(reason, code, signal) == short
+    assert ends.words(reason, code, signal, long=True) == long
+
+
+def test_memory_is_named_only_when_the_kernel_counted_a_kill_for_it() -> None:
+    assert "memory" not in ends.words("signal", -9, "SIGKILL", long=True)
+    assert "probably out of memory" in ends.words("oom", -9, "SIGKILL")
+
+
+def test_every_reason_of_an_end_has_words() -> None:
+    known = {
+        *ends.ON_PURPOSE,
+        *ends._SEED_CODE,
+        *ends._REASONS.values(),
+        "oom",
+        "killed",
+        "startup-deadline",
+        "exit-loop",
+    }
+    assert known <= ends._WORDS.keys()

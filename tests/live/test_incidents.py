@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 
 from ostler.events import Backpressure, Bus, JobEnded, PoolPaused, Recovered, StoreAnswers, WorkerMoved
+from ostler.lifecycle import ends
 from ostler.live import incidents as module
 from ostler.live.incidents import KEPT, Incidents, crash, failures
 from ostler.store import Store
 
 KILLED = WorkerMoved(
-    "worker:work:0", 1, "healthy", "crashed", reason="signal", signal="SIGKILL", delay=0.5, item="job:7"
+    "worker:work:0", 1, "healthy", "crashed", reason="signal", how="was killed by SIGKILL", delay=0.5, item="job:7"
 )
 HEALTHY = WorkerMoved("worker:work:0", 2, "starting", "healthy", pid=1)
 
@@ -29,43 +30,51 @@ def ended(event: str, job: int = 7, code: str | None = None, task: str = "cut") 
             KILLED,
             ended("requeued:crash", code="CRASH"),
             None,
-            "worker:work:0 was killed by SIGKILL, probably out of memory; restarts in 0.5 s, job 7 requeued",
+            "worker:work:0 was killed by SIGKILL; restarts in 0.5 s, job 7 requeued",
         ),
         (
             KILLED,
             ended("requeued:crash"),
             1.24,
-            "worker:work:0 was killed by SIGKILL, probably out of memory; restarted after 1.2 s, job 7 requeued",
+            "worker:work:0 was killed by SIGKILL; restarted after 1.2 s, job 7 requeued",
         ),
         (
             KILLED,
             ended("failed", code="WORKER_CRASHED"),
             12.3,
-            "worker:work:0 was killed by SIGKILL, probably out of memory; restarted after 12 s, job 7 failed as WORKER_CRASHED",
+            "worker:work:0 was killed by SIGKILL; restarted after 12 s, job 7 failed as WORKER_CRASHED",
         ),
         (
             KILLED,
             ended("cancelled"),
             None,
-            "worker:work:0 was killed by SIGKILL, probably out of memory; restarts in 0.5 s, job 7 cancelled",
+            "worker:work:0 was killed by SIGKILL; restarts in 0.5 s, job 7 cancelled",
         ),
         (
             KILLED,
             ended("failed", job=6, code="OLD"),  # of the run before: says nothing about this one
             None,
-            "worker:work:0 was killed by SIGKILL, probably out of memory; restarts in 0.5 s, job 7 requeued",
+            "worker:work:0 was killed by SIGKILL; restarts in 0.5 s, job 7 requeued",
         ),
         (
-            WorkerMoved("worker:tag:3", 1, "healthy", "crashed", reason="oom", delay=2.0),
+            WorkerMoved(
+                "worker:tag:3",
+                1,
+                "healthy",
+                "crashed",
+                reason="oom",
+                how=ends.words("oom", -9, "SIGKILL", long=True),
+                delay=2.0,
+            ),
             None,
             None,
-            "worker:tag:3 was killed by the kernel: the machine ran out of memory; restarts in 2 s",
+            "worker:tag:3 was killed by SIGKILL, probably out of memory (the kernel counted an out-of-memory kill); restarts in 2 s",
         ),
         (
-            WorkerMoved("worker:tag:3", 1, "starting", "crashed", reason="exit", code=3, delay=None),
+            WorkerMoved("worker:tag:3", 1, "starting", "crashed", reason="exit", how="exited with code 3", delay=None),
             None,
             None,
-            "worker:tag:3 ended with code 3; it is not started again",
+            "worker:tag:3 exited with code 3; it is not started again",
         ),
     ],
 )

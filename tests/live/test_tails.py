@@ -9,7 +9,8 @@ import pytest
 
 from ostler.events import Bus, Printed
 from ostler.jobs.logs import JobLogs
-from ostler.live.tails import LogFile, Tails
+from ostler.lifecycle.logs import Reader
+from ostler.live.tails import Tails
 
 
 class Log:
@@ -33,10 +34,10 @@ def log(tmp_path: Path) -> Log:
 
 @pytest.fixture
 def follow(log: Log):
-    opened: list[LogFile] = []
+    opened: list[Reader] = []
 
-    def make() -> LogFile:
-        opened.append(LogFile(log.path))
+    def make() -> Reader:
+        opened.append(Reader(log.path))
         return opened[-1]
 
     yield make
@@ -186,7 +187,7 @@ def test_a_place_behind_the_end_of_the_file_is_no_place(log: Log, follow, offset
 
 def test_a_jobs_log_is_followed_through_its_own_changes(tmp_path: Path) -> None:
     logs, said = JobLogs(tmp_path), []
-    file = LogFile(logs.path(7))
+    file = Reader(logs.path(7))
     got = file.start(10)
     for n in range(400):
         line = f"{n} " + "x" * 10_000

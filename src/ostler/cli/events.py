@@ -7,14 +7,14 @@ import os
 import select
 import sys
 import threading
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ostler.cli import show, words
-from ostler.cli.options import as_json, settings, where
+from ostler.cli.options import as_json, where
 from ostler.cli.stream import Event, follow
+from ostler.config import Settings
 
 # Everything but the sum of all queues, which says again what each queue has said.
 _USEFUL = "queue:jobs,queue:*:status,worker:*:status,call:*:status,session:*:status,system:*"
@@ -26,11 +26,8 @@ _USEFUL = "queue:jobs,queue:*:status,worker:*:status,call:*:status,session:*:sta
 @click.option("--last", metavar="ID", help="Go on after the event with this id.")
 @where
 @as_json
-def events(
-    topics: str, once: bool, last: str | None, json_: bool, data: str | None, store: str | None, file: Path | None
-) -> None:
+def events(known: Settings, topics: str, once: bool, last: str | None, json_: bool) -> None:
     """What happens, as it happens: first the state, then each change. --json prints one event per line."""
-    known = settings(data, store, file)
     threading.Thread(target=_leave_with_the_reader, daemon=True).start()
     tell = _as_json if json_ else _Teller(quiet=once).tell
     try:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ostler.cli import client, show
-from ostler.cli.options import as_json, settings, where
+from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import BadArguments, Conflict
 from ostler.jobs.producer import prepare
@@ -34,22 +33,19 @@ _ENDED = ("done", "failed", "cancelled")
 @where
 @as_json
 def enqueue(
+    known: Settings,
     task: str,
     args: tuple[str, ...],
     args_json: str | None,
     delay: float | None,
     watch: bool,
     json_: bool,
-    data: str | None,
-    store: str | None,
-    file: Path | None,
     **options: Any,
 ) -> None:
     """Store a job for TASK. Works with or without a running node.
 
     A VALUE is taken as JSON where it is some, and as text otherwise; for a parameter declared `str` always as text.
     """
-    known = settings(data, store, file)
     with client.writable_store(known) as opened:
         tasks = opened.jobs.tasks()
         values, pairs = _object(args_json), _pairs(args, tasks.get(task, {}).get("parameters", []))
@@ -108,6 +104,7 @@ def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str
 @where
 @as_json
 def jobs(
+    known: Settings,
     job: int | None,
     status: str | None,
     queue: str | None,
@@ -118,12 +115,8 @@ def jobs(
     watch: bool,
     events: bool,
     json_: bool,
-    data: str | None,
-    store: str | None,
-    file: Path | None,
 ) -> None:
     """List jobs, newest first; or show JOB with its timeline."""
-    known = settings(data, store, file)
     if job is None and watch:
         raise BadArguments("--watch follows one job: ostler jobs ID --watch")
     if job is None and events:
@@ -212,7 +205,7 @@ def _watch(known: Settings, job: int) -> int:
         BarColumn(),
         TextColumn("{task.percentage:>3.0f} %"),
         TimeElapsedColumn(),
-        TextColumn("{task.fields[stage]}"),
+        TextColumn("{task.fields[stage]}", markup=False),
     )
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
@@ -227,7 +220,7 @@ def _watch(known: Settings, job: int) -> int:
                     line,
                     completed=percent,
                     description=f"job {job} {found['task']} {found['status']}",
-                    stage=found["stage"] or "",
+                    stage=show.harmless(found["stage"] or ""),
                 )
                 if found["status"] in _ENDED:
                     break
@@ -259,9 +252,8 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 @click.argument("jobs", type=int, nargs=-1)
 @_filter
 @where
-def cancel(jobs: tuple[int, ...], data: str | None, store: str | None, file: Path | None, **filters: Any) -> None:
+def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
     """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
-    known = settings(data, store, file)
     given = _chosen(jobs, filters)
     with client.writable_store(known) as opened:
         found = (
@@ -284,11 +276,8 @@ def cancel(jobs: tuple[int, ...], data: str | None, store: str | None, file: Pat
 )
 @_filter
 @where
-def retry(
-    jobs: tuple[int, ...], status: str | None, data: str | None, store: str | None, file: Path | None, **filters: Any
-) -> None:
+def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters: Any) -> None:
     """Put ended JOBS, or all failed ones that fit a filter, back into their queues with a fresh budget."""
-    known = settings(data, store, file)
     given = _chosen(jobs, {**filters, "status": status})
     given.pop("status", None)
     with client.writable_store(known) as opened:
@@ -304,9 +293,9 @@ def retry(
 @click.command()
 @where
 @as_json
-def schedules(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+def schedules(known: Settings, json_: bool) -> None:
     """Schedules with their last and next time."""
-    with client.open_store(settings(data, store, file)) as opened:
+    with client.open_store(known) as opened:
         found = opened.jobs.flows.schedules()
     if json_:
         show.as_json({"schedules": found})

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 import click
 
-from ostler.cli import client
-from ostler.cli.options import settings, where
+from ostler.cli import client, show
+from ostler.cli.options import where
 from ostler.config import Settings
 from ostler.errors import BadArguments, NotFound
 from ostler.jobs.logs import JobLogs
+from ostler.lifecycle.logs import Reader, worker_log
 
 _ENDED = ("done", "failed", "cancelled")
 
@@ -23,65 +24,55 @@ _ENDED = ("done", "failed", "cancelled")
 @click.option("--job", type=int, help="What this job printed, instead of a worker.")
 @click.option("-f", "--follow", is_flag=True, help="Go on as more comes; a job's ends with the job.")
 @click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
+@click.option("--raw", is_flag=True, help="Print control characters as they are; they can do things to your terminal.")
 @where
-def logs(
-    worker: str | None,
-    job: int | None,
-    follow: bool,
-    lines: int,
-    data: str | None,
-    store: str | None,
-    file: Path | None,
-) -> None:
+def logs(known: Settings, worker: str | None, job: int | None, follow: bool, lines: int, raw: bool) -> None:
     """The last output of WORKER, such as worker:tag:0, or of a job."""
-    known = settings(data, store, file)
     if (worker is None) == (job is None):
         raise BadArguments("name a worker, such as worker:tag:0, or a job with --job ID")
     if job is not None:
         with client.open_store(known) as opened:
-            opened.jobs.get(job)
+            opened.jobs.find(job)
         path = JobLogs(known.data_dir).path(job)
-        shown = JobLogs(known.data_dir).read(job, lines)
     else:
         path = _worker_log(known, str(worker))
-        shown = path.read_text(encoding="utf-8", errors="replace").splitlines()[-lines:]
-    for line in shown:
-        print(line)
+    reader = Reader(path)
+    _print(reader.start(lines), raw)
+    if reader.older:
+        print(f"ostler: these are the last {lines} lines; -n NUMBER shows more", file=sys.stderr)
     if follow:
-        _follow(path, lambda: job is not None and _has_ended(known, job))
+        _follow(reader, raw, lambda: job is not None and _has_ended(known, job))
+
+
+def _print(lines: list[str], raw: bool) -> None:
+    for line in lines:
+        print(line if raw else show.harmless(line))
+    sys.stdout.flush()
 
 
 def _worker_log(known: Settings, worker: str) -> Path:
     pool, _, number = worker.removeprefix("worker:").rpartition(":")
-    folder = known.data_dir / "logs"
-    path = folder / f"{pool}-{number}.log"
+    path = worker_log(known.data_dir, pool, number)
     if not pool or not path.exists():
-        names = sorted(f"worker:{p.stem.rpartition('-')[0]}:{p.stem.rpartition('-')[2]}" for p in folder.glob("*.log"))
-        raise NotFound(f"there is no log of {worker!r}; there are: {', '.join(names) or 'none'}")
+        found = [p.stem.rpartition("-") for p in sorted(path.parent.glob("*.log"))]
+        names = ", ".join(f"worker:{pool}:{number}" for pool, _, number in found)
+        raise NotFound(f"there is no log of {worker!r}; there are: {names or 'none'}")
     return path
 
 
 def _has_ended(known: Settings, job: int) -> bool:
     with client.open_store(known) as opened:
-        return str(opened.jobs.get(job)["status"]) in _ENDED
+        return str(opened.jobs.find(job)["status"]) in _ENDED
 
 
-def _follow(path: Path, ended: Callable[[], bool]) -> None:
-    """Print what is added. When the file is full and another takes its name, the old one is read to its end first."""
-    file = path.open("rb") if path.exists() else None
-    if file:
-        file.seek(0, 2)
+def _follow(reader: Reader, raw: bool, ended: Callable[[], bool]) -> None:
+    """Print what is added, until it can be no more."""
     while True:
-        last = ended()
-        moved = path.exists() and (file is None or path.stat().st_ino != os.fstat(file.fileno()).st_ino)
-        if file and (text := file.read()):
-            print(text.decode(errors="replace"), end="", flush=True)
-            continue
-        if moved:
-            if file:
-                file.close()
-            file = path.open("rb")
-            continue
-        if last:
+        over = ended()  # before the read: what was printed until then is in it
+        _print(reader.read(), raw)
+        if reader.lost:
+            reader.lost = False
+            print("ostler: some lines came faster than they could be read, and are lost", file=sys.stderr)
+        if over:
             return
         time.sleep(0.2)

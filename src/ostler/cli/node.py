@@ -9,12 +9,12 @@ import click
 
 from ostler import app as apps
 from ostler import config
-from ostler.cli.options import where
+from ostler.cli.options import place
 
 
 @click.command()
 @click.argument("app")
-@where
+@place
 @click.option("--host", help="Address to listen on (default: 127.0.0.1).")
 @click.option("--port", type=int, help="Port to listen on (default: 8356; 0: any free one).")
 @click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
@@ -36,7 +36,7 @@ def up(app: str, data: str | None, store: str | None, file: Path | None, pools: 
 
 @click.command()
 @click.argument("app")
-@where
+@place
 @click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
 def check(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...]) -> None:
     """Check the settings and APP without starting anything."""

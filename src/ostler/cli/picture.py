@@ -172,7 +172,7 @@ def _doing(w: State, now: int) -> str:
         return f"job {w['current_job']} {w['task']}"
     if w["status"] in ("crashed", "failed", "stopped") and w["last_exit"]:
         again = f", starts in {_since(now, w['restart_at'])}" if w["restart_at"] else ""
-        return words.ended(w["last_exit"]) + again
+        return f"{w['last_exit']['text']}{again}"
     return "paused" if w["paused"] else "idle" if w["status"] == "healthy" else ""
 
 

@@ -29,7 +29,18 @@ _COLOURS = {
 }
 
 
+def harmless(text: str) -> str:
+    """The text without what could move the cursor, set a title or hide something: such characters are shown as escapes."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
 class _Quiet(Console):
+    def print(self, *objects: Any, **options: Any) -> None:
+        """What jobs wrote is among it."""
+        super().print(*(harmless(o) if isinstance(o, str) else o for o in objects), **options)
+
     def on_broken_pipe(self) -> None:
         """Whoever read has enough (`| head`): that is no failure."""
         try:
@@ -62,7 +73,9 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> 
             column.removeprefix(">"), justify="right" if numeric else "left", no_wrap=not last, overflow="fold"
         )
     for row in rows:
-        shown.add_row(*(cell if isinstance(cell, Text) else Text("" if cell is None else str(cell)) for cell in row))
+        shown.add_row(
+            *(cell if isinstance(cell, Text) else Text("" if cell is None else harmless(str(cell))) for cell in row)
+        )
     console().print(shown)
 
 

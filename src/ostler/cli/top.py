@@ -12,7 +12,6 @@ import threading
 import time
 import tty
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import click
@@ -22,7 +21,7 @@ from rich.screen import Screen
 
 from ostler.cli import client, show
 from ostler.cli.board import SPANS, Board
-from ostler.cli.options import settings, where
+from ostler.cli.options import where
 from ostler.cli.picture import picture
 from ostler.cli.stream import follow
 from ostler.config import Settings
@@ -38,9 +37,9 @@ _COUNTERS = 60.0  # … between two readings of the counters, which the stream c
 @click.option("--once", is_flag=True, help="Print it once and exit, as without a terminal.")
 @click.option("--span", type=click.Choice(list(SPANS)), default="10m", show_default=True, help="How far back it goes.")
 @where
-def top(once: bool, span: str, data: str | None, store: str | None, file: Path | None) -> None:
+def top(known: Settings, once: bool, span: str) -> None:
     """Health, queues, workers, running jobs and incidents, live in the terminal. q quits."""
-    feed = Feed(settings(data, store, file), span)
+    feed = Feed(known, span)
     console = show.console(160, soft_wrap=False)
     with contextlib.suppress(KeyboardInterrupt):
         feed.start()

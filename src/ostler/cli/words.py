@@ -12,13 +12,6 @@ from rich.text import Text
 from ostler.cli import show
 
 State = Mapping[str, Any]
-_REASONS = {
-    "oom": "out of memory",
-    "killed": "killed by an operator",
-    "silence": "no sign of life",
-    "exit-loop": "ended again and again",
-    "stopped": "as asked",
-}
 LEVELS = {"error": "bold red", "warning": "yellow"}
 
 
@@ -77,22 +70,13 @@ def _move(status: str, before: State | None) -> Text:
     return Text.assemble(show.state(before["status"]), " → ", show.state(status))
 
 
-def ended(last: State) -> str:
-    """How a worker's last process ended."""
-    if last["reason"] == "signal":
-        return f"killed by {last['signal']}"
-    if last["reason"] == "exit":
-        return f"exit code {last['code']}"
-    return _REASONS.get(last["reason"], str(last["reason"]).replace("-", " "))
-
-
 def worker(now: State, before: State | None) -> Text:
     was: State = before or {"paused": False, "current_job": None, "last_exit": None}
     changed = {name for name in now if was.get(name) != now[name]}
     parts: list[Text] = []
     if "status" in changed:
         why = now["last_exit"] if "last_exit" in changed and (before or now["status"] != "healthy") else None
-        parts.append(Text.assemble(_move(now["status"], before), f" ({ended(why)})" if why else ""))
+        parts.append(Text.assemble(_move(now["status"], before), f" ({why['text']})" if why else ""))
     if "pid" in changed and now["pid"]:
         parts.append(Text(f"pid {now['pid']}"))
     if "paused" in changed:

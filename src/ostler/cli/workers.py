@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import click
 
 from ostler.cli import client, show
-from ostler.cli.options import as_json, settings, where
+from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import NotFound
-from ostler.store.health import view
+from ostler.lifecycle import ends
 
 
 @click.command()
 @click.argument("worker", required=False)
 @where
 @as_json
-def workers(worker: str | None, json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+def workers(known: Settings, worker: str | None, json_: bool) -> None:
     """All workers: state, process, memory, current job, crashes; or WORKER with its history of exits."""
-    known = settings(data, store, file)
     with client.open_store(known) as opened:
-        rows = [view(row) for row in opened.health.get_all_workers()]
+        rows = [ends.shown(row) for row in opened.health.get_all_workers()]
         enabled, paused = opened.meta.pauses()
         if worker is not None:
             _one(opened, rows, worker, json_)
@@ -41,9 +39,8 @@ def workers(worker: str | None, json_: bool, data: str | None, store: str | None
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
     what = "paused" if w["paused"] else ""
-    if w["exit_reason"] and w["status"] in ("crashed", "failed", "stopped"):
-        signal = (w["metadata"] or {}).get("signal")
-        what = f"{w['exit_reason']}, {signal or 'code ' + str(w['exit_code'])}"
+    if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
+        what = w["exit_text"]
     return (
         w["component"],
         show.state(w["status"]),
@@ -61,7 +58,7 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
     row = next((r for r in rows if worker in (r["component"], r["component"].removeprefix("worker:"))), None)
     if row is None:
         raise NotFound(f"there is no worker {worker!r}; known are: {', '.join(r['component'] for r in rows) or 'none'}")
-    exits = opened.health.exits(row["node"], row["component"])
+    exits = ends.exits(opened.health.exits(row["node"], row["component"]))
     if json_:
         show.as_json({**row, "exits": exits})
         return
@@ -76,24 +73,22 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
             show.ago(e["at"]),
             e["generation"],
             e["kind"],
-            e["reason"],
-            e["signal"] or f"code {e['code']}",
+            e["text"],
             e["item"],
             e["peak_rss_mb"],
         )
         for e in exits
     ]
-    show.table(("ended", ">gen", "kind", "reason", "how", "item", ">peak MB"), shown, "it has never ended")
+    show.table(("ended", ">gen", "kind", "how", "item", ">peak MB"), shown, "it has never ended")
     for line in exits[0]["log"][-10:] if exits else ():
-        print(f"  | {line}")
+        show.console().print(f"  | {line}")
 
 
 @click.command()
 @where
 @as_json
-def health(json_: bool, data: str | None, store: str | None, file: Path | None) -> None:
+def health(known: Settings, json_: bool) -> None:
     """Is everything well? Exit code 0 when healthy, 1 when degraded, error or down."""
-    known = settings(data, store, file)
     if client.node_url(known) is None:
         with client.open_store(known) as opened:
             nodes = opened.health.get_nodes()
@@ -136,8 +131,7 @@ def _verb(name: str, help_: str, done: str) -> click.Command:
     @click.command(name, help=help_)
     @click.argument("worker", nargs=-1, required=True)
     @where
-    def command(worker: tuple[str, ...], data: str | None, store: str | None, file: Path | None) -> None:
-        known = settings(data, store, file)
+    def command(known: Settings, worker: tuple[str, ...]) -> None:
         for component in _targets(known, worker):
             client.request(known, "POST", f"/api/v1/workers/{component}/{name}")
             print(f"{component} {done}")
@@ -157,8 +151,7 @@ def _flag(name: str, help_: str) -> click.Command:
     @click.command(name, help=help_)
     @click.argument("pool", nargs=-1)
     @where
-    def command(pool: tuple[str, ...], data: str | None, store: str | None, file: Path | None) -> None:
-        known = settings(data, store, file)
+    def command(known: Settings, pool: tuple[str, ...]) -> None:
         for path in [f"/api/v1/pools/{p}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
             client.request(known, "POST", path)
         print(f"{', '.join(pool) or 'all pools'} {name}d")

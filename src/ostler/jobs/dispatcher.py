@@ -17,6 +17,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy

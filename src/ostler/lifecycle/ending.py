@@ -100,8 +100,7 @@ class Endings:
             worker.status,
             reason=row.reason,
             delay=delay,
-            signal=row.signal,
-            code=row.code,
+            how=ends.words(row.reason, row.code, row.signal, long=True),
             item=row.item,
             counted=row.counted,
             line=next((line.strip()[:160] for line in reversed(row.log) if line.strip()), None),
@@ -132,7 +131,7 @@ class Endings:
         self._supervisor.recycled(slot)
         slot.spare_recycle_until = now + self._supervisor.settings.backoff_max
         if not worker.leave and not worker.on_purpose:
-            what = f"{row.reason}, {row.signal or f'code {row.code}'}"
+            what = ends.words(row.reason, row.code, row.signal)
             log.warning("%s: its replacement did not start (%s); the old one stays", slot.component, what)
 
     def _tell(self, slot: Slot, generation: int, before: Status, **more: object) -> None:

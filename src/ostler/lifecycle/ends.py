@@ -1,15 +1,69 @@
-"""Why a worker ended, and whether that counts against it. Pure."""
+"""Why a worker ended, whether that counts against it, and how that is said. Pure."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from ostler.lifecycle.child import REASONS
 from ostler.lifecycle.process import Ended
 from ostler.lifecycle.restart import History, Limits, is_exit_loop
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Exit, Worker
+from ostler.store.views import WORKER
 
 # The codes of seed 001 that are no process's exit code: unknown, heartbeat timeout, invalid heartbeat.
 _SEED_CODE = {"spawn": -1, "unknown": -1, "silence": -2, "unwell": -2, "protocol": -3}
+
+
+# reason -> (in a table, in a sentence that begins with the worker's name)
+_WORDS = {
+    "oom": (
+        "killed by SIGKILL, probably out of memory",
+        "was killed by SIGKILL, probably out of memory (the kernel counted an out-of-memory kill)",
+    ),
+    "silence": ("missed heartbeats", "missed its heartbeats and was killed"),
+    "unwell": ("failed health check", "failed its health check and was killed"),
+    "startup-deadline": ("not ready in time", "was not ready in time and was killed"),
+    "killed": ("killed by an operator", "was killed by an operator"),
+    "job-timeout": ("job timed out", "was killed because its job timed out"),
+    "cancelled": ("job was cancelled", "was killed because its job was cancelled"),
+    "shutdown": ("killed at shutdown", "was killed because it did not stop in time"),
+    "protocol": ("broke the protocol", "sent something that is not the protocol and was killed"),
+    "spawn": ("could not be started", "could not be started"),
+    "app-load": ("could not load the app", "could not load the app"),
+    "model-load": ("could not load its model", "could not load its model"),
+    "exit-loop": ("exited too often", "exited by itself too often"),
+    "unknown": ("exit status unknown", "exited; status unknown"),
+    "stopped": ("stopped as asked", "stopped as asked"),
+}
+_FAULTS = {"SIGSEGV": " (fault in native code)", "SIGBUS": " (fault in native code)", "SIGABRT": " (it aborted itself)"}
+
+
+def words(reason: str, code: int | None, signal: str | None, *, long: bool = False) -> str:
+    """How a worker ended: the one wording for the log, the API, the CLI and the dashboard.
+
+    Short for tables ("killed by SIGKILL"), long for sentences ("was killed by SIGKILL").
+    """
+    if reason in _WORDS:
+        return _WORDS[reason][long]
+    if signal:
+        return f"{'was ' if long else ''}killed by {signal}{_FAULTS.get(signal, '')}"
+    if reason == "exit":
+        return f"exited with code {code}" if long else f"exit code {code}"
+    return f"{'ended: ' if long else ''}{reason.replace('-', ' ')}"
+
+
+def shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A worker's health row as the API and the CLI show it."""
+    signal = (row["metadata"] or {}).get("signal")
+    text = words(row["exit_reason"], row["exit_code"], signal) if row["exit_reason"] else None
+    return {key: text if key == "exit_text" else row[key] for key in WORKER}
+
+
+def exits(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Exit records as the API and the CLI show them."""
+    return [{**row, "text": words(row["reason"], row["code"], row["signal"])} for row in rows]
 
 
 def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limits, *, memory_ran_out: bool) -> Exit:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostler.lifecycle import family
+from ostler.lifecycle.logs import worker_log
 from ostler.lifecycle.process import Launch
 from ostler.lifecycle.worker import PoolSpec, Slot
 
@@ -25,7 +26,7 @@ def prepare(
     argv: Sequence[str],
     filled: dict[str, str],
     token: str,
-    logs: Path,
+    data: Path,
     beat: float,
 ) -> Launch:
     """The launch of one generation."""
@@ -34,7 +35,7 @@ def prepare(
         argv=[_fill(a, filled) for a in argv],
         env={**inherited, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
         mark=f"{token}/{slot.component}/{generation}/",
-        log=logs / f"{spec.name}-{slot.number}.log",
+        log=worker_log(data, spec.name, slot.number),
         cwd=spec.cwd,
         beat=beat if spec.probe is None else None,
     )

@@ -26,6 +26,7 @@ from pathlib import Path
 
 from ostler.lifecycle import family
 from ostler.lifecycle.child import CONTROL
+from ostler.lifecycle.logs import Writer
 from ostler.lifecycle.wire import Frame, Frames, encode
 
 log = logging.getLogger("ostler.lifecycle")
@@ -40,7 +41,6 @@ _FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
 _LOG_LINES = 40
 _LINE_LENGTH = 2000
-_LOG_BYTES = 5_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,8 @@ class Process:
         self.ended: Ended | None = None
         self.mark = launch.mark
         self._inherited_peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        self._log = _LogFile(launch.log)
+        self._log = Writer(launch.log)
+        self._log.write(b"")  # the file is there from the start, also when nothing is printed
         self._socket: socket.socket | None = None
         self._popen = self._spawn(launch)
         self.pid = self._popen.pid
@@ -321,31 +322,6 @@ class Process:
         self._loop.remove_reader(self._output)
         os.close(self._output)
         self._log.close()
-
-
-class _LogFile:
-    """The worker's output on disk, in two files of bounded size."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("ab", buffering=0)
-        self._size = self._file.tell()
-
-    def write(self, data: bytes) -> None:
-        try:
-            if self._size > _LOG_BYTES:
-                self._size = 0
-                self._file.close()
-                with contextlib.suppress(FileNotFoundError):
-                    self._path.replace(self._path.with_suffix(".log.1"))
-                self._file = self._path.open("ab", buffering=0)
-            self._file.write(data)
-            self._size += len(data)
-        except OSError as error:  # a full disk must not take the supervisor down
-            log.warning("cannot write %s: %s", self._path, error)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 def oom_kills() -> int:

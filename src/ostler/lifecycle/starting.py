@@ -46,7 +46,14 @@ class Starts:
             beat = self._supervisor.settings.heartbeat_interval
             worker.process = Process(
                 launch.prepare(
-                    spec, slot, worker.generation, argv, filled, self._supervisor.token, self._supervisor.logs, beat
+                    spec,
+                    slot,
+                    worker.generation,
+                    argv,
+                    filled,
+                    self._supervisor.token,
+                    self._supervisor.settings.data_dir,
+                    beat,
                 ),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),

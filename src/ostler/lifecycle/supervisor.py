@@ -60,7 +60,6 @@ class Supervisor:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._next_beat = 0.0
         self._last_look = time.monotonic()
-        self.logs = settings.data_dir / "logs"
         for pool in self.pools.values():
             for n in range(0 if pool.spec.on_demand else pool.spec.size):
                 self._add_slot(pool, n)
@@ -78,7 +77,6 @@ class Supervisor:
 
     async def start(self) -> None:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
-        self.logs.mkdir(parents=True, exist_ok=True)
         mark = self.pauses.mark()
         enabled, paused = await self.records.load(self.slots, self._known_slot)
         self.pauses.seen(mark, enabled, paused, still=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from ostler.jobs.backpressure import Pressure
 from ostler.jobs.poll import stranded as stranded_words
+from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Slot
@@ -62,4 +63,6 @@ def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
 def _complaint(slot: Slot) -> str:
     if slot.status is Status.FAILED:
         return f"{slot.component} is failed: it crashed too often. See 'ostler logs {slot.component}', then: ostler restart {slot.component}"
-    return f"{slot.component} is crashed and will be started again"
+    last = slot.last_exit
+    how = f": it {ends.words(last.reason, last.code, last.signal, long=True)}" if last else ""
+    return f"{slot.component} is crashed{how}; it will be started again"

@@ -25,26 +25,6 @@ KEPT = 50  # in memory; the store has more
 _SAME = 60_000  # ms: failures of one task with one code within this are one incident
 _WRITE_EVERY = 0.5
 
-_HOW = {
-    "oom": "was killed by the kernel: the machine ran out of memory",
-    "silence": "gave no sign of life and was killed",
-    "unwell": "did not pass its health check and was killed",
-    "startup-deadline": "was not ready in time and was killed",
-    "killed": "was killed by an operator",
-    "protocol": "said something that is not the protocol and was killed",
-    "spawn": "could not be started",
-    "app-load": "could not load the app",
-    "model-load": "could not load its model",
-    "exit-loop": "ended again and again by itself",
-    "unknown": "ended, nobody knows how",
-}
-_SIGNALS = {
-    "SIGKILL": ", probably out of memory",
-    "SIGSEGV": ", a fault in native code",
-    "SIGBUS": ", a fault in native code",
-    "SIGABRT": ", it aborted itself",
-}
-
 
 @dataclass(frozen=True, slots=True)
 class Incident:
@@ -66,17 +46,13 @@ class Incident:
 
 def crash(event: WorkerMoved, ended: JobEnded | None, back_after: float | None = None) -> str:
     """How a worker ended, and what follows."""
-    if event.reason == "signal":
-        how = f"was killed by {event.signal}{_SIGNALS.get(event.signal or '', '')}"
-    else:
-        how = _HOW.get(event.reason or "", f"ended with {event.signal or f'code {event.code}'}")
     if back_after is not None:
         then = f"restarted after {_span(back_after)}"
     elif event.delay is None:
         then = "it is not started again"
     else:
         then = f"restarts in {_span(event.delay)}"
-    return f"{event.component} {how}; {then}{_job(_job_of(event), ended)}"
+    return f"{event.component} {event.how}; {then}{_job(_job_of(event), ended)}"
 
 
 def _job_of(event: WorkerMoved) -> int | None:

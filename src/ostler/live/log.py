@@ -51,14 +51,12 @@ def tell(event: Event) -> None:
 def _crashed(event: WorkerMoved) -> None:
     follows = f"restart in {event.delay:g} s" if event.delay is not None else "no restart"
     last = f', last line: "{event.line}"' if event.line else ""
-    how = event.signal or f"code {event.code}"
     charged = "" if event.counted else f"; charged to {event.item}"
     log.warning(
-        "%s (generation %d) crashed: %s, %s%s; %s%s",
+        "%s (generation %d) crashed: it %s%s; %s%s",
         event.component,
         event.generation,
-        event.reason,
-        how,
+        event.how,
         last,
         follows,
         charged,

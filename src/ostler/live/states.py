@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Doing, Slot
 from ostler.live import rates
@@ -38,7 +39,8 @@ def worker(slot: Slot, node: str, rss_mb: float | None, doing: Doing | None, *, 
         "restart_count": slot.history.lifetime,
         "restart_at": slot.due_ms if slot.status is Status.CRASHED else None,
         "last_exit": None if last is None else {"at": last.at, "reason": last.reason, "kind": last.kind, "code": last.code,
-                                                "signal": last.signal, "item": last.item},
+                                                "signal": last.signal, "item": last.item,
+                                                "text": ends.words(last.reason, last.code, last.signal)},
     }  # fmt: skip
 
 

@@ -15,27 +15,6 @@ from ostler.store.sqlite import SqliteDatabase
 NODE = "node"  # the component of the node's own row
 
 
-# What the API and the CLI show of a worker.
-FIELDS = (
-    "component",
-    "node",
-    "pool",
-    "status",
-    "pid",
-    "generation",
-    "current_job",
-    "last_heartbeat",
-    "restart_count",
-    "last_restart",
-    "exit_code",
-    "exit_reason",
-    "rss_mb",
-    "started_at",
-    "created_at",
-    "metadata",
-)
-
-
 class Health:
     """The health rows of one node (and, for reading, of all)."""
 
@@ -261,11 +240,6 @@ class Meta:
             k.removeprefix("pool_paused:") for k, v in flags.items() if k != "worker_enabled" and v == "true"
         )
         return flags.get("worker_enabled", "true") == "true", pools
-
-
-def view(row: dict[str, Any]) -> dict[str, Any]:
-    """A worker's row as it is shown outside."""
-    return {key: row[key] for key in FIELDS}
 
 
 def _number(component: str) -> int:

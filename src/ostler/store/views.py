@@ -1,4 +1,4 @@
-"""Jobs as everybody outside the store sees them: one shape, whole or short. The API's documentation is made of it, too."""
+"""Jobs and workers as everybody outside the store sees them: one shape of each. The API's documentation is made of it, too."""
 
 from __future__ import annotations
 
@@ -35,6 +35,27 @@ JOB: dict[str, Any] = {
     "finished_at": int | None,
     "seq": int,
     "short": bool,
+}
+
+# A worker, likewise. `exit_text` says in words how its last process ended.
+WORKER: dict[str, Any] = {
+    "component": str,
+    "node": str,
+    "pool": str,
+    "status": str,
+    "pid": int | None,
+    "generation": int,
+    "current_job": int | None,
+    "last_heartbeat": int,
+    "restart_count": int,
+    "last_restart": int | None,
+    "exit_code": int | None,
+    "exit_reason": str | None,
+    "exit_text": str | None,
+    "rss_mb": float | None,
+    "started_at": int | None,
+    "created_at": int,
+    "metadata": dict[str, Any] | None,
 }
 _MADE = frozenset({"args", "result", "error", "cancel_requested", "progress", "short"})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from ostler.errors import BadArguments
 from ostler.jobs.logs import JobLogs
+from ostler.lifecycle.logs import last
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus
 from ostler.web.context import Context
@@ -97,7 +99,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/jobs/{job}/logs", summary="What a job printed")
     async def logs(job: Id, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
         await context.reader.call(lambda store: store.jobs.find(job))
-        found = JobLogs(context.settings.data_dir).read(job, lines)
+        found = await asyncio.to_thread(last, JobLogs(context.settings.data_dir).path(job), lines)
         return PlainTextResponse("".join(f"{line}\n" for line in found))
 
     @routes.get("/batches/{batch}", summary="How far a batch is")

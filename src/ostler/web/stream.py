@@ -16,9 +16,10 @@ from starlette.types import Receive, Scope, Send
 
 from ostler.errors import StoreBusy
 from ostler.jobs.logs import JobLogs
+from ostler.lifecycle.logs import Reader, worker_log
 from ostler.live import states, topics
 from ostler.live.broker import KEEP_ALIVE, Client
-from ostler.live.tails import LogFile, Tails
+from ostler.live.tails import Tails
 from ostler.store import now_ms
 from ostler.web.context import Context
 from ostler.web.jobs import Id
@@ -136,8 +137,8 @@ def router(context: Context) -> APIRouter:
     ) -> EventStream:
         """Events are `{lines: […]}`, with `lost: true` where some could not be had."""
         slot = context.control.slot(component)
-        path = settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
-        return tail(slot.component, LogFile(path), lines, last_event_id or last)
+        path = worker_log(settings.data_dir, slot.pool.spec.name, slot.number)
+        return tail(slot.component, Reader(path), lines, last_event_id or last)
 
     @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
     async def follow_job(
@@ -147,9 +148,9 @@ def router(context: Context) -> APIRouter:
         last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
         await context.reader.call(lambda store: store.jobs.find(job))
-        return tail(f"job:{job}", LogFile(JobLogs(settings.data_dir).path(job)), lines, last_event_id or last)
+        return tail(f"job:{job}", Reader(JobLogs(settings.data_dir).path(job)), lines, last_event_id or last)
 
-    def tail(subject: str, file: LogFile, lines: int, place: str | None) -> EventStream:
+    def tail(subject: str, file: Reader, lines: int, place: str | None) -> EventStream:
         admit()
         wake = context.tails.follow(subject)
         mark, over = object(), asyncio.Event()
@@ -188,7 +189,7 @@ def router(context: Context) -> APIRouter:
 
 async def _lines(
     tails: Tails,
-    file: LogFile,
+    file: Reader,
     wake: asyncio.Event,
     over: asyncio.Event,
     lines: int,
@@ -214,7 +215,7 @@ async def _lines(
         file.close()
 
 
-def _said(lines: list[str], file: LogFile) -> bytes:
+def _said(lines: list[str], file: Reader) -> bytes:
     event: dict[str, Any] = {"lines": lines}
     if file.lost:
         event["lost"], file.lost = True, False

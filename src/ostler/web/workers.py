@@ -2,40 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, create_model
 
 from ostler.errors import NotFound
-from ostler.store.health import view
+from ostler.lifecycle import ends
+from ostler.lifecycle.logs import last, worker_log
+from ostler.store import views
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 
-
-class WorkerView(BaseModel):
-    """One worker slot. Times are milliseconds UTC."""
-
-    model_config = ConfigDict(extra="allow")
-    component: str
-    node: str
-    pool: str
-    status: str
-    pid: int | None
-    generation: int
-    current_job: int | None
-    last_heartbeat: int
-    restart_count: int
-    exit_code: int | None
-    exit_reason: str | None
-    rss_mb: float | None
-    started_at: int | None
-    metadata: dict[str, Any] | None
+# One worker slot, from the one definition of its shape. Times are milliseconds UTC.
+_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.WORKER.items()}
+WorkerView = create_model("WorkerView", __config__=ConfigDict(extra="allow"), **_FIELDS)
 
 
 class WorkerList(BaseModel):
-    workers: list[WorkerView]
+    workers: list[WorkerView]  # type: ignore[valid-type]
 
 
 class Accepted(BaseModel):
@@ -55,7 +42,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/workers", response_model=WorkerList, summary="All workers")
     async def listing() -> JSONResponse:
         rows = await context.reader.call(lambda store: store.health.get_all_workers())
-        return JSONResponse({"workers": [view(row) for row in rows]})
+        return JSONResponse({"workers": [ends.shown(row) for row in rows]})
 
     @routes.post("/workers/pause", response_model=Accepted, summary="Pause all workers")
     async def pause_all() -> JSONResponse:
@@ -82,14 +69,13 @@ def router(context: Context) -> APIRouter:
             )
         node = rows[0]["node"]
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
-        return JSONResponse({**view(rows[0]), "exits": exits})
+        return JSONResponse({**ends.shown(rows[0]), "exits": ends.exits(exits)})
 
     @routes.get("/workers/{component}/logs", summary="The last output of a worker")
     async def logs(component: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
         slot = control.slot(component)
-        path = context.settings.data_dir / "logs" / f"{slot.pool.spec.name}-{slot.number}.log"
-        text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-        return PlainTextResponse("".join(f"{line}\n" for line in text.splitlines()[-lines:]))
+        path = worker_log(context.settings.data_dir, slot.pool.spec.name, slot.number)
+        return PlainTextResponse("".join(f"{line}\n" for line in await asyncio.to_thread(last, path, lines)))
 
     @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
     async def drain(component: str) -> JSONResponse:
@@ -128,7 +114,7 @@ def router(context: Context) -> APIRouter:
 
 def pool_views(context: Context) -> list[dict[str, Any]]:
     """The pools of this node as they are now."""
-    views = []
+    found = []
     for pool in context.supervisor.pools.values():
         counts: dict[str, int] = {}
         for slot in pool.slots:
@@ -136,8 +122,8 @@ def pool_views(context: Context) -> list[dict[str, Any]]:
         name = pool.spec.name
         paused = context.supervisor.pauses.holds(name)
         kind = pool.spec.tenant.kind
-        views.append({"pool": name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
-    return views
+        found.append({"pool": name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
+    return found
 
 
 def _accepted(action: str, **more: Any) -> JSONResponse:

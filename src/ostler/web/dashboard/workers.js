@@ -23,8 +23,6 @@ function allowed(status) {
   };
 }
 
-const how = (exit) => exit && (exit.signal ? `${exit.reason}, ${exit.signal}` : `${exit.reason}, code ${exit.code}`);
-
 export function page(component) {
   const errors = complaints();
   const pools = h("div");
@@ -105,7 +103,7 @@ function row(first) {
       text(cell.memory, megabytes(w.rss_mb));
       text(cell.crashes, w.restart_count);
       attr(cell.crashes, "class", w.restart_count ? "spare bad" : "spare");
-      text(cell.end, w.last_exit ? `${how(w.last_exit)} (${ago(w.last_exit.at)})` : "");
+      text(cell.end, w.last_exit ? `${w.last_exit.text} (${ago(w.last_exit.at)})` : "");
       text(job, w.current_job ? `#${w.current_job} ${w.task}` : "");
       attr(job, "href", w.current_job ? `#/jobs/${w.current_job}` : null);
       job.hidden = !w.current_job;
@@ -132,7 +130,7 @@ function one(component) {
   }
   const body = h("tbody");
   const none = h("p", { class: "muted" }, "It has never ended.");
-  const ends = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["When", "Generation", "Kind", "Reason", "How", "Job", "Peak memory", "Last line"].map((t) => h("th", { scope: "col" }, t)))), body));
+  const ends = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["When", "Generation", "Kind", "How", "Job", "Peak memory", "Last line"].map((t) => h("th", { scope: "col" }, t)))), body));
   const log = tail(`/api/v1/workers/${encodeURIComponent(component)}/logs/follow`, `Output of ${component}`);
   const el = h("section", { class: "panel", "aria-label": component, id: "detail" },
     h("div", { class: "row between wrap" }, h("h2", {}, component, " ", status), h("div", { class: "row wrap" }, Object.values(buttons), h("a", { class: "button", href: "#/workers" }, "Close"))),
@@ -147,7 +145,7 @@ function one(component) {
       none.hidden = found.exits.length > 0;
       ends.hidden = !none.hidden;
       keyed(body, found.exits, (e) => `${e.generation}-${e.at}`, (e) => ({
-        el: h("tr", {}, h("td", { title: moment(e.at) }, ago(e.at)), h("td", {}, String(e.generation)), h("td", {}, e.kind), h("td", {}, e.reason), h("td", {}, e.signal ?? `code ${e.code}`),
+        el: h("tr", {}, h("td", { title: moment(e.at) }, ago(e.at)), h("td", {}, String(e.generation)), h("td", {}, e.kind), h("td", {}, e.text),
           h("td", {}, e.item?.startsWith("job:") ? h("a", { href: `#/jobs/${e.item.slice(4)}` }, `#${e.item.slice(4)}`) : (e.item ?? "")), h("td", {}, megabytes(e.peak_rss_mb)), h("td", { class: "cut" }, e.log.filter((l) => l.trim()).at(-1) ?? "")),
       }));
     } catch (error) {
