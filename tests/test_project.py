@@ -26,6 +26,7 @@ LAYERS = [
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
+    {"private"},
     {"config", "errors", "events"},
 ]
 # Programs of their own, like the CLI: they may load an app.

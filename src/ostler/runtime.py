@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import uvicorn
 
+from ostler import private
 from ostler.app import Ostler
 from ostler.check import check_app
 from ostler.config import Settings, is_loopback
@@ -73,7 +74,7 @@ class Node:
             specs = self._specs_checked()
             web_socket = held.enter_context(_listen(settings.host, settings.port))
             self.url = _url(settings.host, web_socket.getsockname()[1])
-            held.enter_context(_lock(folder))
+            held.enter_context(_lock(folder, settings.group))
             _prepare(settings)
             with self._open(durable=True) as store:
                 self._origin = store.meta.once("store_id", secrets.token_hex(8))
@@ -318,11 +319,12 @@ class _Web(uvicorn.Server):
 
 
 @contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[IO[str]]:
+def _lock(folder: Path, group: str) -> Iterator[IO[str]]:
     """Only one node per data directory: two would each think the other's workers dead."""
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "node.lock").open("a+", encoding="ascii")
+        if not folder.exists():
+            private.prepare(folder, group)
+        file = private.open(folder / "node.lock", "a+", encoding="ascii")
     except OSError as error:
         raise ConfigError(
             f"the data directory {folder} cannot be used: {error.strerror}; name another with --data"
@@ -343,7 +345,8 @@ def _lock(folder: Path) -> Iterator[IO[str]]:
 
 def _prepare(settings: Settings) -> None:
     try:
-        (settings.data_dir / "logs").mkdir(parents=True, exist_ok=True)
+        private.prepare(settings.data_dir, settings.group)
+        private.make(settings.data_dir / "logs")
         probe_file = settings.data_dir / ".writable"
         probe_file.touch()
         probe_file.unlink()
@@ -375,9 +378,8 @@ def _listen(host: str, port: int) -> Iterator[socket.socket]:
 def _address(folder: Path, url: str) -> Iterator[None]:
     """`node.json` tells the CLI where the node listens."""
     path = folder / "node.json"
-    path.write_text(
-        json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}), encoding="ascii"
-    )
+    with private.open(path, "w", encoding="ascii") as file:
+        json.dump({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}, file)
     try:
         yield
     finally:

@@ -7,6 +7,8 @@ import logging
 from collections.abc import Iterable
 from pathlib import Path
 
+from ostler import private
+
 log = logging.getLogger("ostler.jobs")
 
 _BYTES = 1_000_000
@@ -25,8 +27,8 @@ class JobLogs:
         """Add lines. A full disk costs lines, never a worker."""
         path = self.path(job)
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("ab") as file:
+            private.make(path.parent)
+            with private.open(path, "ab") as file:
                 file.write(b"\n".join(lines) + b"\n")
                 full = file.tell() > _BYTES
             if full:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
+from ostler import private
 from ostler.errors import BadArguments, ConfigError, OstlerError
 
 _CHUNK = 1 << 20
@@ -70,7 +71,7 @@ def connect(url: str, data: Path) -> Results:
     if url.startswith("file://"):
         return LocalResults(Path(url.removeprefix("file://")))
     if "://" not in url:
-        return LocalResults(Path(url) if url else data / "results")
+        return LocalResults(Path(url)) if url else LocalResults(data / "results", own=True)
     return RemoteResults(url)
 
 
@@ -89,25 +90,28 @@ def check_key(key: str) -> str:
 
 
 class LocalResults:
-    """A directory."""
+    """A directory. One of the user's choice keeps its rights; our `own`, in the data directory, is as private as that is."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, own: bool = False) -> None:
+        self.root, self._own = root, own
 
     def path(self, key: str) -> Path:
         return self.root / check_key(key)
 
     def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
+        if self._own:
+            private.make(target.parent)
+        else:
+            target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
         try:
-            size, digest = _copy(source, temporary)
+            size, digest = _copy(source, temporary, own=self._own)
             with _locked(target.parent) as folder:
                 _check_fence(self.find(key), key, fence, origin, job)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
-                _write(_note(target), published)
+                _write(_note(target), published, own=self._own)
                 temporary.replace(target)
                 os.fsync(folder)
         finally:
@@ -238,17 +242,18 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(source: Path, target: Path) -> tuple[int, str]:
+def _copy(source: Path, target: Path, *, own: bool) -> tuple[int, str]:
     """Copy and sync; the size and checksum of what was written."""
     digest, size = hashlib.sha256(), 0
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with source.open("rb") as reader, private.open(target, "wb") if own else target.open("wb") as writer:
         while chunk := reader.read(_CHUNK):
             writer.write(chunk)
             digest.update(chunk)
             size += len(chunk)
         writer.flush()
         os.fsync(writer.fileno())
-    shutil.copymode(source, target)
+    if not own:
+        shutil.copymode(source, target)
     return size, digest.hexdigest()
 
 
@@ -261,9 +266,9 @@ def _beside(target: str) -> str:
     return f"{folder}/.{name}{_NOTE}"
 
 
-def _write(path: Path, published: Published) -> None:
+def _write(path: Path, published: Published, *, own: bool) -> None:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with temporary.open("w", encoding="ascii") as file:
+    with private.open(temporary, "w", encoding="ascii") if own else temporary.open("w", encoding="ascii") as file:
         json.dump(published._asdict(), file)
         file.flush()
         os.fsync(file.fileno())

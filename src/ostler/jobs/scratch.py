@@ -12,6 +12,8 @@ import shutil
 import time
 from pathlib import Path
 
+from ostler import private
+
 log = logging.getLogger("ostler.jobs")
 
 _YOUNG = 600.0
@@ -26,8 +28,7 @@ def make(root: Path, job: int, attempt: int) -> Path:
     """The attempt's directory, empty: an aborted run with the same number may have left something."""
     path = place(root, job, attempt)
     shutil.rmtree(path, ignore_errors=True)
-    path.mkdir(parents=True, mode=0o700)
-    return path
+    return private.make(path)
 
 
 def settle(root: Path, job: int, attempt: int, *, success: bool) -> None:

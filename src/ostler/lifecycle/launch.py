@@ -19,10 +19,11 @@ def places(spec: PoolSpec, slot: Slot) -> dict[str, str]:
 def prepare(
     spec: PoolSpec, slot: Slot, generation: int, filled: dict[str, str], token: str, logs: Path, beat: float
 ) -> Launch:
-    """The launch of one generation."""
+    """The launch of one generation. The node's token is not for jobs: they need only the store."""
+    inherited = {k: v for k, v in os.environ.items() if k != "OSTLER_TOKEN"}
     return Launch(
         argv=[_fill(a, filled) for a in spec.argv],
-        env={**os.environ, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
+        env={**inherited, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
         mark=f"{token}/{slot.component}/{generation}/",
         log=logs / f"{spec.name}-{slot.number}.log",
         cwd=spec.cwd,

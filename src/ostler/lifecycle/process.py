@@ -24,6 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ostler import private
 from ostler.lifecycle import family
 from ostler.lifecycle.child import CONTROL
 from ostler.lifecycle.wire import Frame, Frames, encode
@@ -328,7 +329,7 @@ class _LogFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._file = path.open("ab", buffering=0)
+        self._file = private.open(path, "ab", buffering=0)
         self._size = self._file.tell()
 
     def write(self, data: bytes) -> None:
@@ -338,7 +339,7 @@ class _LogFile:
                 self._file.close()
                 with contextlib.suppress(FileNotFoundError):
                     self._path.replace(self._path.with_suffix(".log.1"))
-                self._file = self._path.open("ab", buffering=0)
+                self._file = private.open(self._path, "ab", buffering=0)
             self._file.write(data)
             self._size += len(data)
         except OSError as error:  # a full disk must not take the supervisor down

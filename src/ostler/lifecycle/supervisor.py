@@ -21,6 +21,7 @@ import sys
 import time
 from typing import Any
 
+from ostler import private
 from ostler.config import Settings
 from ostler.events import Beats, Bus, PoolPaused, Printed, WorkerMoved
 from ostler.lifecycle import ends, family, launch, plain, recycle, restart
@@ -72,7 +73,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
-        self._logs.mkdir(parents=True, exist_ok=True)
+        private.make(self._logs)
         self.apply_pauses(*await self.records.load(self.slots), still=True)
         if not family.adopt_orphans():
             log.info("orphans cannot be adopted on this system; families are found by their mark alone")

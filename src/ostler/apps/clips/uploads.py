@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ostler import private
 from ostler.apps.clips import source
 from ostler.apps.clips.rules import Refused, Rules
 
@@ -100,10 +101,10 @@ class Upload:
             return
         if self.token:
             raise Refused("VALIDATION", "the form has more than one file; send one")
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make(self._folder)
         self.token = secrets.token_hex(16)
         self._part = self._folder / f"{self.token}.part"
-        self._file = self._part.open("xb")
+        self._file = private.open(self._part, "xb")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
@@ -149,7 +150,8 @@ def assign(data: Path, token: str, job: int) -> None:
     """Note which job uses the upload; it is kept as long as that job may run."""
     note = source.upload_path(data, token).with_suffix(".job")
     fresh = note.with_suffix(".note")
-    fresh.write_text(str(job), encoding="ascii")
+    with private.open(fresh, "w", encoding="ascii") as file:
+        file.write(str(job))
     fresh.replace(note)  # a note is there whole or not at all: an empty one would name no job
 
 
