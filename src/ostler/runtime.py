@@ -44,13 +44,15 @@ from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.sweep import recover_dead_nodes
 from ostler.web.app import build
-from ostler.web.connections import Connection
+from ostler.web.connections import RESERVE, Connection
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
 
 log = logging.getLogger("ostler")
 
 _FILES = 65_536  # files that a node may have open, where it is allowed to
+_PER_WORKER = 6  # files: channel, output, log and pidfd, and what a start needs for a moment
+_CLIENTS = 32  # connections, at the least
 _UNSENT = 131_072  # bytes that the kernel holds of what a client has not taken
 
 
@@ -72,6 +74,7 @@ class Node:
         with contextlib.ExitStack() as held:
             folder = database_path(settings.store, settings.data_dir).parent
             specs = self._specs_checked()
+            self._check_files()
             web_socket = held.enter_context(_listen(settings.host, settings.port))
             self.url = _url(settings.host, web_socket.getsockname()[1])
             held.enter_context(_lock(folder, settings.group))
@@ -218,6 +221,18 @@ class Node:
             ),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
         ]
+
+    def _check_files(self) -> None:
+        """Refuse to start where clients would find a node that runs and takes no connection."""
+        names = {task.queue for task in self.app.tasks.values()} | self.app.commands.keys()
+        workers = sum(self.settings.pool(name, self.app.pools.get(name)).workers or 0 for name in names)
+        needed = RESERVE + _PER_WORKER * workers + _CLIENTS
+        allowed = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        if allowed != resource.RLIM_INFINITY and allowed < needed:
+            raise ConfigError(
+                f"this process may have {allowed} files open, and {needed} are needed (workers: {workers}); "
+                f"raise the limit: `ulimit -n {max(needed, 1024)}`, or LimitNOFILE= in a systemd unit"
+            )
 
     def _spec(self, name: str, argv: Any, tenant: Tenant) -> PoolSpec:
         pool: Any = self.settings.pool(name, self.app.pools.get(name))
