@@ -20,6 +20,7 @@ SOURCE = ROOT / "src" / "ostler"
 LAYERS = [
     {"cli", "__main__"},
     {"runtime"},
+    {"folder"},
     {"check"},
     {"apps", "testing"},
     {"web"},
@@ -28,7 +29,8 @@ LAYERS = [
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
-    {"config", "errors", "events", "loading"},
+    {"private"},
+    {"config", "errors", "events", "loading", "parts"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py"}

@@ -53,7 +53,19 @@ class Settings:
     data: str = _setting(".ostler", "the data directory: database, logs, lock, doorbell")
     host: str = _setting("127.0.0.1", "the address to listen on; any but loopback needs a token")
     port: int = _setting(8356, "the port to listen on; 0 takes any free one")
-    token: str = _setting("", "the bearer token that every request to /api must carry; empty: none is asked")
+    token: str = _setting(
+        "",
+        "the bearer token that requests must carry; empty: the node makes one in the data directory (`ostler token`), "
+        "which its own user and root need not send on loopback",
+    )
+    group: str = _setting(
+        "",
+        "a group whose members may use the data directory too, for example to enqueue from a web app; empty: only the node's user",
+    )
+    public: str = _setting(
+        "",
+        "names under which a reverse proxy serves the node, comma-separated (jobs.example.org); then everybody sends the token",
+    )
     log_level: str = _setting("info", "debug, info, warning or error")
 
     workers: int = _setting(2, "workers of a pool that names no number of its own")

@@ -2,6 +2,7 @@
 
 OstlerError
 ├── ConfigError          a setting, file or address is wrong: the node refuses to start (exit code 2)
+│   └── NoAccess         this user may not use the data directory
 ├── InputError           what a caller sent cannot be taken; nothing was stored (HTTP 4xx, exit code 2)
 │   ├── UnknownTask      422  no such task is declared
 │   ├── BadArguments     422  arguments do not fit the task's signature, or are not JSON
@@ -26,6 +27,12 @@ class ConfigError(OstlerError):
     """A setting is wrong. Raised before anything is started."""
 
     code = "CONFIG"
+
+
+class NoAccess(ConfigError):
+    """This process may not use the data directory. The message says whose it is and what to do."""
+
+    code = "PERMISSION_DENIED"
 
 
 class InputError(OstlerError):

@@ -3,32 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import fcntl
 import json
 import logging
-import os
-import resource
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.check import check_app
 from ostler.config import Settings
-from ostler.errors import ConfigError
 from ostler.events import Bus, Recovered, StoreAnswers
 from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
 from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
-from ostler.lifecycle import family, predecessor, probe
+from ostler.lifecycle import predecessor, probe
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
@@ -49,8 +45,6 @@ from ostler.web.metrics import Metrics
 from ostler.web.server import Server, listen, url_of
 
 log = logging.getLogger("ostler")
-
-_FILES = 65_536  # files that a node may have open, where it is allowed to
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,14 +87,15 @@ class Node:
         settings = self.settings
         folder = database_path(settings.store, settings.data_dir).parent
         check_app(settings, self.app, self.target)
-        with listen(settings.host, settings.port) as web_socket, _lock(folder):
+        folders.check_files(sum(spec.size for spec in self._specs(Nothing())))
+        with listen(settings.host, settings.port) as web_socket, folders.lock(folder, settings.group):
             self.url = url_of(settings.host, web_socket)
-            _prepare(settings)
+            folders.prepare(settings)
             recovered = self._open_store()
             parts = self._build(folder, web_socket, recovered)
             self._force = parts.supervisor.force
             async with running(parts.in_order):
-                with _address(folder, self.url):
+                with folders.address(folder, self.url):
                     self._serve(parts.supervisor, folder)
                     await self._stop.wait()
                     log.info(
@@ -237,7 +232,7 @@ class Node:
 
     # ---- pools
 
-    def _specs(self, dispatcher: Dispatcher) -> list[PoolSpec]:
+    def _specs(self, dispatcher: Tenant) -> list[PoolSpec]:
         """The pools that the app needs."""
         runner = [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target]
         return [
@@ -294,7 +289,7 @@ class _Bell:
 def serve(settings: Settings, app: Ostler, target: str) -> None:
     """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
     node_log.configure(settings.log_level)
-    _allow_files()
+    folders.allow_files()
     sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
 
     async def main() -> None:
@@ -308,15 +303,6 @@ def serve(settings: Settings, app: Ostler, target: str) -> None:
         runner.run(main())
 
 
-def _allow_files() -> None:
-    """Each client is an open file. The usual soft limit (1024) is for programs that use select(); the hard one is meant to be used."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # then as many as there are
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-
-
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     """uvloop where it is installed."""
     try:
@@ -324,52 +310,3 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[IO[str]]:
-    """Only one node per data directory: two would each think the other's workers dead."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / "node.lock").open("a+", encoding="ascii")
-    except OSError as error:
-        raise ConfigError(
-            f"the data directory {folder} cannot be used: {error.strerror}; name another with --data"
-        ) from error
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(
-                f"another node (pid {file.read().strip() or 'unknown'}) already runs on {folder}; stop it, or name another with --data"
-            ) from None
-        file.truncate(0)
-        file.write(f"{os.getpid()}\n")
-        file.flush()
-        yield file
-
-
-def _prepare(settings: Settings) -> None:
-    try:
-        (settings.data_dir / "logs").mkdir(parents=True, exist_ok=True)
-        probe_file = settings.data_dir / ".writable"
-        probe_file.touch()
-        probe_file.unlink()
-    except OSError as error:
-        raise ConfigError(
-            f"the data directory {settings.data_dir} cannot be used: {error.strerror}; name another with --data"
-        ) from error
-
-
-@contextlib.contextmanager
-def _address(folder: Path, url: str) -> Iterator[None]:
-    """`node.json` tells the CLI where the node listens."""
-    path = folder / "node.json"
-    path.write_text(
-        json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}), encoding="ascii"
-    )
-    try:
-        yield
-    finally:
-        path.unlink(missing_ok=True)

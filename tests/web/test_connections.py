@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import http.client
+import json
 import os
 import resource
 import signal
 import socket
+import subprocess
+import sys
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import uvicorn
 from uvicorn.server import ServerState
 
 from ostler.web.connections import Connection
-from tests.harness import Node, until
+from tests.harness import APP, Node, until
 from tests.sse import Stream
 
 
@@ -114,3 +120,124 @@ def test_who_does_not_ask_in_time_is_sent_away_and_who_has_asked_is_not() -> Non
         assert not state.connections
 
     asyncio.run(main())
+
+
+def rss_mb(node: Node) -> float:
+    return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+
+
+def answer(connection: socket.socket) -> tuple[int, str]:
+    """The status and error code of the answer on a raw connection."""
+    got = b""
+    while chunk := connection.recv(65536):
+        got += chunk
+    head, _, body = got.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]["code"]
+
+
+def test_heads_beyond_the_limits_are_answered_and_cost_no_memory(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n"
+    endless = {
+        b"GET /" + b"a" * 400_000: (414, "URL_TOO_LONG"),
+        start + b"X-Long: " + b"a" * 400_000: (431, "HEAD_TOO_LARGE"),
+        start + b"".join(b"X-%d: a\r\n" % n for n in range(40_000)): (431, "HEAD_TOO_LARGE"),
+        start + b"X: 1\r\n" * 201 + b"\r\n": (431, "HEAD_TOO_LARGE"),
+    }
+    before = rss_mb(node)
+    for head, expected in endless.items():
+        with connect(node, head) as connection:
+            assert answer(connection) == expected
+    several = [connect(node) for _ in range(300)]
+    for connection in several:
+        with contextlib.suppress(OSError):
+            connection.sendall(start + b"X-Long: " + b"a" * 400_000)
+    assert node.get("/readyz")[0] == 200
+    assert rss_mb(node) - before < 60, "120 MB were sent"
+    for connection in several:
+        connection.close()
+    with connect(node, start + b"X: " + b"a" * 30_000 + b"\r\nConnection: close\r\n\r\n") as connection:
+        assert connection.recv(15).startswith(b"HTTP/1.1 200")
+
+
+def test_many_small_unfinished_heads_are_bounded_together_and_other_clients_are_served(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    before = rss_mb(node)
+    head = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nX-Long: " + b"a" * 50_000
+    several = [connect(node, head) for _ in range(800)]
+    until(lambda: sum(_refused(s) for s in several) > 300, "the last of them to be refused")
+    assert node.get("/readyz")[0] == 200
+    assert rss_mb(node) - before < 60, "40 MB were sent, and each byte costs more than one"
+    for connection in several:
+        connection.close()
+
+
+def _refused(connection: socket.socket) -> bool:
+    """Whether it was answered, before any patience had ended."""
+    connection.setblocking(False)
+    try:
+        return connection.recv(12, socket.MSG_PEEK) == b"HTTP/1.1 503"
+    except OSError:
+        return False
+
+
+def test_many_requests_at_once_on_one_connection_are_bounded(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    before = rss_mb(node)
+    several = [connect(node) for _ in range(20)]
+    for connection in several:
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            connection.send(b"GET /healthz HTTP/1.1\r\n\r\n" * 20_000)
+    assert node.get("/readyz")[0] == 200
+    assert rss_mb(node) - before < 60
+    for connection in several:
+        connection.close()
+
+
+def test_a_refused_body_is_answered_with_413_and_not_with_a_reset(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    where = urlsplit(node.url)
+    for keep in ("close", "keep-alive"):
+        for _ in range(3):
+            connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
+            connection.request("POST", "/api/v1/jobs", b"x" * 30_000_000, {"Connection": keep})
+            got = connection.getresponse()
+            assert (got.status, json.loads(got.read())["error"]["code"]) == (413, "PAYLOAD_TOO_LARGE")
+            if keep == "keep-alive":
+                connection.request("GET", "/healthz")
+                assert connection.getresponse().status == 200
+            connection.close()
+
+
+def test_a_body_that_breaks_off_is_at_most_one_line_in_the_log(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    lines = node.log().count("\n")
+    with connect(node, b"POST /api/v1/jobs HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n\r\n{") as connection:
+        until(lambda: not _unread(node, connection), "the node to have read it")
+    node.wait_job(node.enqueue("add", a=1))
+    assert node.stop() == 0
+    assert "Traceback" not in node.log()
+    assert sum("/api/v1/jobs" in line for line in node.log().splitlines()[lines:]) <= 1
+
+
+def _unread(node: Node, connection: socket.socket) -> int:
+    """Bytes that the node has not taken from its end of the connection."""
+    port = f"{connection.getsockname()[1]:04X}"
+    for line in Path("/proc/net/tcp").read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[2].endswith(f":{port}") and fields[3] == "01":
+            return int(fields[4].partition(":")[2], 16)
+    return 0
+
+
+def test_a_node_that_may_open_too_few_files_says_so_at_its_start(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0", start=False)
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    node.folder.mkdir()
+    argv = ["prlimit", "--nofile=64:64", sys.executable, "-m", "ostler", "up", str(APP), "--data", str(node.folder)]
+    done = subprocess.run([*argv, "--port", "0"], env=node.env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2, done.stderr
+    assert "may have 64 files open" in done.stderr
+    assert "are needed" in done.stderr
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == before

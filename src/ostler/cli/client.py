@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
 
+from ostler import private
 from ostler.config import Settings
 from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy
 from ostler.lifecycle import family
@@ -20,6 +21,11 @@ def node_url(settings: Settings) -> str | None:
     path = database_path(settings.store, settings.data_dir).parent / "node.json"
     try:
         found = json.loads(path.read_text(encoding="ascii"))
+    except PermissionError:
+        if settings.token:  # who has it need not see the directory
+            return f"http://{settings.host}:{settings.port}"
+        private.check(path, write=False)
+        raise
     except (OSError, ValueError):
         return None
     return str(found["url"]) if family.is_alive(found.get("pid"), found.get("started")) else None
@@ -41,7 +47,8 @@ def reply(
         )
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=patience)
-    headers = {"Authorization": f"Bearer {settings.token}"} if settings.token else {}
+    token = settings.token or private.read_token(settings.data_dir)
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
         response = connection.getresponse()
@@ -56,7 +63,9 @@ def reply(
 
 def _refusal(url: str, status: int, answer: Any) -> OstlerError:
     if status == 401:
-        return ConfigError(f"the node at {url} asks for a token: set OSTLER_TOKEN")
+        return ConfigError(
+            f"the node at {url} asks for a token: set OSTLER_TOKEN (`ostler token`, run as the node's user, prints it)"
+        )
     kind = {404: NotFound, 409: Conflict, 503: StoreBusy}.get(status, InputError)
     return kind(answer["error"]["message"])
 
@@ -74,6 +83,7 @@ def open_store(settings: Settings) -> Store:
 
 def writable_store(settings: Settings) -> Store:
     path = database_path(settings.store, settings.data_dir)
+    private.check(path, write=True)
     if not path.exists():
         raise ConfigError(
             f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"

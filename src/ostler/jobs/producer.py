@@ -159,11 +159,15 @@ class Producer:
 
     def store(self) -> Store:
         """This thread's durable connection."""
+        from ostler import private  # noqa: PLC0415
         from ostler.store import Store, database_path  # noqa: PLC0415
 
         if getattr(self._local, "pid", None) != os.getpid():
             settings = self.settings
             path = database_path(settings.store, settings.data_dir)
+            private.check(path, write=True)
+            if not path.parent.exists():
+                private.prepare(path.parent, settings.group)
             if not path.exists():
                 log.warning(
                     "a new store is made at %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
+from ostler import private
 from ostler.errors import BadArguments, ConfigError, OstlerError
 
 _CHUNK = 1 << 20
@@ -83,7 +84,7 @@ def connect(url: str, data: Path) -> Results:
     if url.startswith("file://"):
         return LocalResults(Path(url.removeprefix("file://")))
     if "://" not in url:
-        return LocalResults(Path(url) if url else data / "results")
+        return LocalResults(Path(url)) if url else LocalResults(data / "results", own=True)
     return RemoteResults(url)
 
 
@@ -102,10 +103,10 @@ def check_key(key: str) -> str:
 
 
 class LocalResults:
-    """A directory."""
+    """A directory. One of the user's choice keeps its rights; our `own`, in the data directory, is as private as that is."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, *, own: bool = False) -> None:
+        self.root, self._own = root, own
 
     def path(self, key: str) -> Path:
         return self.root / check_key(key)
@@ -114,17 +115,17 @@ class LocalResults:
         self, source: Path, key: str, fence: int, origin: str = "", job: int = 0, holds: Holds | None = None
     ) -> Published:
         target = self.path(key)
-        _make(target.parent, self.root)
+        _make(target.parent, self.root, own=self._own)
         parts = self.root / _PARTS
-        parts.mkdir(exist_ok=True)
+        _folder(parts, own=self._own)
         temporary = parts / f"{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
         note = temporary.with_name(f"{temporary.name}.note")
         try:
-            size, digest = _copy(source, temporary)
+            size, digest = _copy(source, temporary, own=self._own)
             with _locked(target.parent) as folder:
                 _check_fence(self.find(key), key, fence, origin, job, holds)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
-                _write(note, json.dumps(published._asdict()))
+                _write(note, json.dumps(published._asdict()), own=self._own)
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
                 note.replace(_note(target))
                 temporary.replace(target)
@@ -303,17 +304,18 @@ def checksum(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(source: Path, target: Path) -> tuple[int, str]:
+def _copy(source: Path, target: Path, *, own: bool) -> tuple[int, str]:
     """Copy and sync; the size and checksum of what was written."""
     digest, size = hashlib.sha256(), 0
-    with source.open("rb") as reader, target.open("wb") as writer:
+    with source.open("rb") as reader, private.open(target, "wb") if own else target.open("wb") as writer:
         while chunk := reader.read(_CHUNK):
             writer.write(chunk)
             digest.update(chunk)
             size += len(chunk)
         writer.flush()
         os.fsync(writer.fileno())
-    shutil.copymode(source, target)
+    if not own:
+        shutil.copymode(source, target)
     return size, digest.hexdigest()
 
 
@@ -326,8 +328,8 @@ def _beside(target: str) -> str:
     return f"{folder}/.{name}{_NOTE}"
 
 
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="ascii") as file:
+def _write(path: Path, text: str, *, own: bool) -> None:
+    with private.open(path, "w", encoding="ascii") if own else path.open("w", encoding="ascii") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
@@ -336,12 +338,19 @@ def _write(path: Path, text: str) -> None:
 _kept: set[Path] = set()  # roots whose own entry this process has synced
 
 
-def _make(folder: Path, root: Path) -> None:
+def _folder(path: Path, *, own: bool) -> None:
+    if own:
+        private.make(path)
+    else:
+        path.mkdir(parents=True, exist_ok=True)
+
+
+def _make(folder: Path, root: Path, *, own: bool) -> None:
     """Make the folder, and sync the entries of all folders from the root down to it: also one that an earlier run has made may not
     be on disk yet.
     """
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
-    folder.mkdir(parents=True, exist_ok=True)
+    _folder(folder, own=own)
     below = [path for path in (folder, *folder.parents) if path != root and path.is_relative_to(root)]
     if root not in _kept or root in missing:
         below.append(root)

@@ -13,6 +13,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ostler import private
+
 log = logging.getLogger("ostler.jobs")
 
 _YOUNG = 600.0
@@ -30,8 +32,7 @@ def make(root: Path, job: int, attempt: int) -> Path:
     if left := delete(path):
         path.replace(path.with_name(f"{attempt}-{secrets.token_hex(4)}"))  # swept with the job
         log.warning("job %d: what an earlier run left in its scratch could not be deleted: %s", job, left)
-    path.mkdir(parents=True, mode=0o700)
-    return path
+    return private.make(path)
 
 
 def settle(root: Path, job: int, attempt: int, *, success: bool) -> None:

@@ -29,8 +29,8 @@ def prepare(
     data: Path,
     beat: float,
 ) -> Launch:
-    """The launch of one generation."""
-    inherited = {k: v for k, v in os.environ.items() if k != family.NODE}
+    """The launch of one generation. The node's token is not for jobs: they need only the store."""
+    inherited = {k: v for k, v in os.environ.items() if k not in (family.NODE, "OSTLER_TOKEN")}
     return Launch(
         argv=[_fill(a, filled) for a in argv],
         env={**inherited, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},

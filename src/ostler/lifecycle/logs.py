@@ -9,7 +9,9 @@ import logging
 import os
 import re
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
+
+from ostler import private
 
 log = logging.getLogger("ostler.lifecycle")
 
@@ -66,8 +68,8 @@ class Writer:
 
     def _open(self) -> BinaryIO:
         if self._file is None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = self._path.open("ab", buffering=0)
+            private.make(self._path.parent)
+            self._file = cast("BinaryIO", private.open(self._path, "ab", buffering=0))
             self._size = self._file.tell()
         return self._file
 

@@ -10,6 +10,8 @@ import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from ostler import private
+
 _NAME = "doorbell"
 _LONGEST = 100  # sun_path holds 108 bytes
 
@@ -50,7 +52,8 @@ class Doorbell:
             (data / _NAME).unlink()
         with _address(data) as address:
             self._socket.bind(address)
-        (data / _NAME).chmod(0o600)
+        with contextlib.suppress(OSError):  # a file system without modes
+            (data / _NAME).chmod(private.file_mode(data))
 
     def fileno(self) -> int:
         return self._socket.fileno()

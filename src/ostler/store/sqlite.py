@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ostler import private
 from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
 
@@ -177,6 +178,8 @@ def _split(script: str) -> Iterator[str]:
 
 def _as_ours(error: sqlite3.DatabaseError, path: Path) -> Exception:
     text = str(error).lower()
+    if ("readonly" in text or "unable to open" in text) and (refusal := private.refusal(path, write=True)) is not None:
+        return refusal
     if any(word in text for word in _PASSING):
         return StoreBusy(f"the store {path} cannot be used right now ({error}); nothing was stored, try again")
     if "not a database" in text or "malformed" in text:

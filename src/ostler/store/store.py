@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ostler import private
 from ostler.errors import ConfigError, StoreBusy
 from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
@@ -38,12 +39,16 @@ class Store:
     ) -> Store:
         """Connect and bring the schema up to date. `url` '' or 'sqlite' is the database in the data directory."""
         path = database_path(url, data)
+        private.check(path, write=not read_only)
         if read_only and not path.exists():
             raise ConfigError(
                 f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"
             )
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            if not path.parent.exists():
+                private.prepare(path.parent)
+            if not path.exists():
+                private.create(path)  # SQLite gives its other files the mode of this one
         except OSError as error:
             raise ConfigError(
                 f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data"

@@ -8,6 +8,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ostler.errors import OstlerError, StoreBusy
 from ostler.web.render import JSONResponse
@@ -42,6 +43,11 @@ def install(app: FastAPI) -> None:
         return failure(
             error.status_code, {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP"), message
         )
+
+    @app.exception_handler(ClientDisconnect)
+    async def broke_off(request: Request, _: ClientDisconnect) -> JSONResponse:
+        log.info("%s %s: the client left before its request was whole", request.method, request.url.path)
+        return failure(400, "BROKE_OFF", "the request broke off")  # nobody is there to read it
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

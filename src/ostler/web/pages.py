@@ -11,13 +11,13 @@ import hmac
 import mimetypes
 from functools import cache
 from importlib.resources import files
-from urllib.parse import parse_qs
+from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from ostler.errors import NotFound
-from ostler.web.auth import COOKIE
+from ostler.web.auth import COOKIE, secret
 from ostler.web.context import Context
 from ostler.web.jobs import read
 
@@ -60,11 +60,11 @@ def asset(name: str, request: Request | None = None, status: int = 200) -> Respo
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    token = context.settings.token
+    token = secret(context.settings)
 
     @routes.get("/")
     async def root(request: Request) -> Response:
-        if token and "token" in request.query_params:  # the gate has checked it: keep it where no history shows it
+        if "token" in request.query_params:  # the gate has checked it: keep it where no history shows it
             return _remember(RedirectResponse("/", 303), token, request)
         return asset("index.html", request)
 
@@ -99,6 +99,11 @@ def router(context: Context) -> APIRouter:
 
 def _remember(answer: Response, token: str, request: Request) -> Response:
     answer.set_cookie(
-        COOKIE, token, max_age=_REMEMBERED, httponly=True, samesite="strict", secure=request.url.scheme == "https"
+        COOKIE,
+        quote(token, safe=""),
+        max_age=_REMEMBERED,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
     )
     return answer

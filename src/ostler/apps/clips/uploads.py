@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
+from ostler import private
 from ostler.apps.clips import source
 from ostler.apps.clips.rules import Refused, Rules
 
@@ -117,10 +118,10 @@ class Upload:
             return
         if self.token:
             raise Refused("VALIDATION", "the form has more than one file; send one")
-        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private.make(self._folder)
         self.token = secrets.token_hex(16)
         self._part = self._folder / f"{self.token}.part"
-        self._file = self._part.open("xb")
+        self._file = private.open(self._part, "xb")
 
     def _part_data(self, data: bytes, start: int, end: int) -> None:
         if self._file is not None:
@@ -166,7 +167,7 @@ def assign(data: Path, token: str, job: int) -> None:
     """Note which job uses the upload; it is kept as long as that job may run. On the disk for good when this returns."""
     note = source.upload_path(data, token).with_suffix(".job")
     fresh = note.with_suffix(".note")
-    with fresh.open("wb") as file:
+    with private.open(fresh, "wb") as file:
         file.write(str(job).encode())
         file.flush()
         os.fsync(file.fileno())

@@ -1,0 +1,29 @@
+"""`ostler token`: the way in for a browser or program of another user."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import click
+
+from ostler import private
+from ostler.cli import client
+from ostler.cli.options import where
+from ostler.config import Settings
+from ostler.errors import ConfigError
+
+
+@click.command()
+@where
+def token(known: Settings) -> None:
+    """Print the node's token and a link that logs a browser in."""
+    url = client.node_url(known)
+    found = known.token or private.read_token(known.data_dir)
+    if not found:
+        private.check(known.data_dir / private.TOKEN, write=False)
+        raise ConfigError(f"there is no token in {known.data_dir}: a node makes one at its first start, 'ostler up'")
+    print(found)
+    if url is None:
+        print("no node runs here now; the token stays the same when it is started")
+    else:
+        print(f"{url}/?token={quote(found, safe='')}")
