@@ -12,9 +12,10 @@ import click
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
-from ostler.errors import BadArguments, Conflict
+from ostler.errors import BadArguments, Conflict, OstlerError
 from ostler.jobs.producer import prepare
-from ostler.store import now_ms
+from ostler.jobs.waiting import explain
+from ostler.store import Store, now_ms
 from ostler.store.doorbell import ring
 
 _DATA = 1000  # characters of an event's data in the terminal
@@ -128,7 +129,7 @@ def jobs(
             _timeline(opened, job, json_)
             return
         if job is not None:
-            found = opened.jobs.get(job)
+            found = {**opened.jobs.get(job), "waiting_for": _waiting(known, opened, job)}
             show.as_json(found) if json_ else _detail(found)
             return
         page, following = opened.jobs.list(status=status, queue=queue, task=task, code=code, limit=limit, cursor=cursor)
@@ -156,6 +157,15 @@ def _runs(job: dict[str, Any]) -> str:
     return f"{job['attempt'] - job['excused']}/{job['attempts']}"
 
 
+def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
+    """Why it waits: a running node knows most, the store what any node knows."""
+    if client.node_url(known) is not None:
+        with contextlib.suppress(OstlerError):
+            found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
+            return found
+    return explain(opened, job, now_ms(), stale_after=known.stale_after)
+
+
 def _detail(job: dict[str, Any]) -> None:
     console = show.console()
     counted = f"  attempt {_runs(job)}, runs {job['attempt']}, crashes {job['crashes']}"
@@ -164,8 +174,8 @@ def _detail(job: dict[str, Any]) -> None:
         if job[key] not in (None, ""):
             value = round(job[key], 1) if key == "progress" else job[key]
             console.print(f"  {key:<9}{value if isinstance(value, str) else json.dumps(value)}")
-    if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
-        console.print(f"  {'runs in':<9}{show.span((job['run_at'] - now_ms()) / 1000)}")
+    if waiting := job.get("waiting_for"):
+        console.print(f"  {'waits':<9}{waiting['text']}")
     if job["error"]:
         label = "error" if job["status"] in _ENDED else "last run"
         console.print(f"  {label:<9}{job['error']['code']}: {job['error']['message']}")

@@ -268,6 +268,16 @@ class JobRecords:
         """The job with the newest page of its timeline; raises NotFound."""
         return {**self.find(job), "events": self.newest_events(job)}
 
+    def standing(self, job: int, most: int) -> dict[str, Any] | None:
+        """Where a queued job stands in its queue and under its limits; None when it is not queued. Raises NotFound.
+
+        Jobs before it are counted no further than one above `most`.
+        """
+        for row in self._db.run("standing", id=job, most=most + 1):
+            ahead = min(row["higher"] + row["earlier"], most + 1)
+            return {**dict(row), "ahead": ahead} if row["status"] == JobStatus.QUEUED else None
+        raise NotFound(f"there is no job {job}")
+
     def short(self, jobs: Iterable[int]) -> builtins.list[dict[str, Any]]:
         """Short views of these jobs, in order of their ids; those that are no more are left out."""
         return [views.short_job(row) for row in self._db.run("short_jobs", ids=json.dumps([*jobs]))]

@@ -42,6 +42,15 @@ def allowed(db: SqliteDatabase, queue: str, limit: QueueLimit, wanted: int, now:
     return Allowed(count, due)
 
 
+def next_token(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> int | None:
+    """When the queue's rate allows the next job (ms); None when it does now. Reads only."""
+    rows = db.run("rate_get", queue=queue)
+    if limit.rate is None or not rows:
+        return None
+    tokens = min(limit.burst, rows[0]["tokens"] + limit.rate * max(0, now - rows[0]["at"]) / 1000)
+    return None if tokens >= 1 else now + int(1000 * (1 - tokens) / limit.rate) + 1
+
+
 def spend(db: SqliteDatabase, queue: str, limit: QueueLimit, count: int, now: int) -> None:
     """Take what was claimed out of the queue's bucket."""
     if limit.rate is not None and count:

@@ -36,7 +36,7 @@ class Gateway:
 
     async def job(self, job: int) -> dict[str, Any]:
         """The job with its timeline; raises NotFound."""
-        return await self._context.reader.call(lambda store: store.jobs.get(job))
+        return await self._context.glance.call(lambda store: store.jobs.get(job))
 
     async def cancel(self, job: int) -> dict[str, Any]:
         """Cancel a job as the API does; raises NotFound or Conflict."""

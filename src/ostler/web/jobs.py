@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
@@ -10,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 
 from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.producer import prepare
+from ostler.jobs.waiting import explain
 from ostler.store import now_ms, views
 from ostler.store.rows import JobStatus, NewJob
 from ostler.store.store import Store
@@ -58,7 +60,10 @@ _FIELDS["seq"] = (int, Field(description="number of the newest event of its time
 _FIELDS["short"] = (bool, Field(description="args and result are JSON texts, cut off at 200 characters (listings)"))
 JobView = create_model("JobView", **_FIELDS)
 _EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
-JobDetail = create_model("JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS))
+_WAITING = Field(None, description="why a queued job does not run yet: `reason`, `text`, and the figures behind them")
+JobDetail = create_model(
+    "JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS), waiting_for=(dict[str, Any] | None, _WAITING)
+)
 
 
 class EventPage(BaseModel):
@@ -81,7 +86,7 @@ def router(context: Context) -> APIRouter:
         """When this answers 201, the job survives a power cut. On any error nothing was stored."""
         wanted = parse(EnqueueRequest, await read(request, context.settings.max_payload + _ENVELOPE))
         job_id, new = await context.intake.enqueue(prepared(context, wanted))
-        job = await context.reader.call(lambda store: store.jobs.get(job_id))
+        job = await context.glance.call(lambda store: store.jobs.get(job_id))
         # Of a unique job that was there already, that one is shown, with 200.
         return JSONResponse({**job, "duplicate": not new}, 201 if new else 200, {"Location": f"/api/v1/jobs/{job_id}"})
 
@@ -112,7 +117,14 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/{job}", response_model=JobDetail, summary="A job with the newest part of its timeline")
     async def one(job: Id) -> JSONResponse:
-        return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
+        stale, limits = context.settings.stale_after, context.dispatcher.limits
+        held = context.dispatcher.pressure.reasons(time.monotonic())
+
+        def read(store: Store) -> dict[str, Any]:
+            waiting = explain(store, job, now_ms(), stale_after=stale, limits=limits, held=held)
+            return {**store.jobs.get(job), "waiting_for": waiting}
+
+        return JSONResponse(await context.glance.call(read))
 
     @routes.get("/{job}/events", response_model=EventPage, summary="A job's timeline, oldest first")
     async def events(
@@ -148,7 +160,7 @@ def router(context: Context) -> APIRouter:
             lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience
         )
         context.dispatcher.ring(job)
-        return JSONResponse(await context.reader.call(lambda store: store.jobs.get(job)))
+        return JSONResponse(await context.glance.call(lambda store: store.jobs.get(job)))
 
     return routes
 

@@ -34,6 +34,7 @@ export function page(id) {
     errors.el, content);
   let job = null;
   let timer = 0;
+  let again = 0;
   let seen = -1;
 
   async function load() {
@@ -71,6 +72,7 @@ export function page(id) {
       ["Worker", job.worker && h("a", { href: `#/workers/${job.worker}` }, job.worker)],
       ["Created", moment(job.created_at)],
       ["Not before", job.run_at && job.status === "queued" ? moment(job.run_at) : null],
+      ["Waits", job.waiting_for?.text],
       ["Started", moment(job.started_at)],
       ["Took", job.started_at && job.finished_at ? span((job.finished_at - job.started_at) / 1000) : null],
       ["Timeout", job.timeout && span(job.timeout)],
@@ -85,6 +87,8 @@ export function page(id) {
     fill(error, job.error && [h("p", { class: job.status === "failed" ? "error" : "error soft" }, h("strong", {}, job.error.code), ` ${job.error.message}`),
       job.error.traceback && h("details", { open: job.status === "failed" }, h("summary", {}, "Traceback"), h("pre", { class: "log", tabindex: 0 }, job.error.traceback))]);
     line.update(job);
+    clearTimeout(again);
+    if (job.status === "queued") again = setTimeout(soon, 3000); // what it waits for changes without an event of its own
   }
   load();
   return {
@@ -108,6 +112,7 @@ export function page(id) {
     tick: () => job && !ENDED.includes(job.status) && line.update(job),
     close() {
       clearTimeout(timer);
+      clearTimeout(again);
       log.close();
     },
   };

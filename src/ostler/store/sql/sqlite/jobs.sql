@@ -106,6 +106,18 @@ UPDATE jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = '
 -- Claims of a node that is known to be dead.
 SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;
 
+-- name: standing
+-- The ready index has one job for each limit key that waits, so that is how many come before it.
+SELECT j.queue, j.status, j.later, j.run_at, j.limit_key, j.limit_max,
+       (SELECT count(*) FROM (SELECT 1 FROM jobs b WHERE b.status = 'queued' AND b.later = 0 AND b.behind = 0
+           AND b.queue = j.queue AND b.priority > j.priority LIMIT :most)) AS higher,
+       (SELECT count(*) FROM (SELECT 1 FROM jobs b WHERE b.status = 'queued' AND b.later = 0 AND b.behind = 0
+           AND b.queue = j.queue AND b.priority = j.priority
+           AND (coalesce(b.position, b.id), b.id) < (coalesce(j.position, j.id), j.id) LIMIT :most)) AS earlier,
+       (SELECT count(*) FROM jobs r WHERE r.status = 'processing' AND r.limit_key IS NOT NULL AND r.limit_key = j.limit_key) AS running_key,
+       (SELECT count(*) FROM jobs r WHERE r.status = 'processing' AND r.queue = j.queue) AS running_queue
+  FROM jobs j WHERE j.id = :id;
+
 -- name: any_ready
 SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0
                   AND queue IN (SELECT value FROM json_each(:queues))) AS ready;

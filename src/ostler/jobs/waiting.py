@@ -1,0 +1,125 @@
+"""Why a queued job does not run yet: one answer for the API, the CLI and the job's page.
+
+`gather` reads the facts, `reason` decides. Pure but for the reading.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ostler.store.limits import QueueLimit, next_token
+from ostler.store.store import Store
+
+_MOST = 1000  # jobs before it that are counted
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What decides when a queued job runs. `workers` are those of its queue's pool on running nodes, by status."""
+
+    now: int
+    queue: str
+    nodes: int
+    paused: bool
+    workers: Mapping[str, int]
+    run_at: int | None = None
+    held: str | None = None  # by backpressure, because of
+    running: int = 0  # jobs of the queue
+    at_once: int | None = None
+    key: str | None = None  # its limit key, how many of that run, and how many may
+    key_running: int = 0
+    key_most: int = 0
+    next_token: int | None = None  # when the queue's rate allows the next job
+    ahead: int = 0
+
+
+def reason(f: Facts) -> dict[str, Any]:
+    """The first thing that holds it: `reason` for programs, `text` for people, and the figures behind them."""
+    if f.run_at is not None and f.run_at > f.now:
+        wait = (f.run_at - f.now) / 1000
+        return _because("scheduled", f"it is scheduled to run in {wait:.0f} s", until=f.run_at)
+    if not f.nodes:
+        return _because("no_node", "no node is running; start one with 'ostler up'")
+    if not f.workers:
+        return _because(
+            "no_worker", f"no running node has workers for queue {f.queue!r}; declare a job with that queue"
+        )
+    if f.paused:
+        return _because("paused", f"pool {f.queue} is paused; to go on: ostler resume {f.queue}")
+    if able := f.workers.get("healthy", 0):
+        return _in_line(f, able)
+    if f.workers.get("starting") or f.workers.get("crashed"):
+        return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
+    if f.workers.get("failed"):
+        return _because(
+            "failed", f"the workers of pool {f.queue} are failed; see their logs, then: ostler restart {f.queue}"
+        )
+    return _because("stopped", f"the workers of pool {f.queue} are stopped; to start them: ostler resume {f.queue}")
+
+
+def _in_line(f: Facts, able: int) -> dict[str, Any]:
+    if f.held:
+        return _because("backpressure", f"queue {f.queue} is held: {f.held}")
+    if f.key is not None and f.key_running >= f.key_most:
+        text = f"{f.key_running} of at most {f.key_most} jobs with limit key {f.key!r} are running"
+        return _because("limit", text, running=f.key_running, most=f.key_most)
+    if f.at_once is not None and f.running >= f.at_once:
+        text = f"{f.running} of at most {f.at_once} jobs of queue {f.queue} are running"
+        return _because("limit", text, running=f.running, most=f.at_once)
+    if f.next_token is not None and f.next_token > f.now:
+        text = (
+            f"the rate of queue {f.queue} is reached; the next job may begin in {(f.next_token - f.now) / 1000:.1f} s"
+        )
+        return _because("rate", text, until=f.next_token)
+    if not f.ahead:
+        return _because("next", f"it is next: one of {able} workers takes it as soon as it is free", ahead=0)
+    count = f"more than {_MOST}" if f.ahead > _MOST else str(f.ahead)
+    jobs = "job is" if f.ahead == 1 else "jobs are"
+    return _because("line", f"{count} {jobs} before it", ahead=f.ahead)
+
+
+def _because(code: str, text: str, **more: Any) -> dict[str, Any]:
+    return {"reason": code, "text": text, **more}
+
+
+def explain(
+    store: Store,
+    job: int,
+    now: int,
+    *,
+    stale_after: float,
+    limits: Mapping[str, QueueLimit] | None = None,
+    held: Mapping[str, str] | None = None,
+) -> dict[str, Any] | None:
+    """Why the job waits; None when it is not queued. `limits` and `held` are known to a running node alone."""
+    found = store.jobs.standing(job, _MOST)
+    if found is None:
+        return None
+    queue, since = found["queue"], now - int(stale_after * 1000)
+    enabled, paused = store.meta.pauses()
+    alive = {n["node"] for n in store.health.get_nodes() if n["last_heartbeat"] > since and n["status"] != "stopped"}
+    workers: dict[str, int] = {}
+    for worker in store.health.get_all_workers():
+        if worker["pool"] == queue and worker["node"] in alive:
+            workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+    limit = (limits or {}).get(queue, QueueLimit())
+    return reason(
+        Facts(
+            now=now,
+            queue=queue,
+            nodes=len(alive),
+            paused=not enabled or queue in paused,
+            workers=workers,
+            run_at=found["run_at"] if found["later"] else None,
+            held=(held or {}).get(queue),
+            running=found["running_queue"],
+            at_once=limit.at_once,
+            key=found["limit_key"],
+            key_running=found["running_key"],
+            key_most=found["limit_max"] or 0,
+            next_token=next_token(store.db, queue, limit, now) if limit.rate else None,
+            ahead=found["ahead"],
+        )
+    )
