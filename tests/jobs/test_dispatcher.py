@@ -12,7 +12,10 @@ import pytest
 from ostler.config import Settings
 from ostler.events import Bus
 from ostler.jobs.dispatcher import Dispatcher
+from ostler.lifecycle import ends
+from ostler.lifecycle.process import Ended
 from ostler.lifecycle.recycle import RecycleLimits
+from ostler.lifecycle.restart import History, Limits
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Exit, Left, Pool, PoolSpec, Slot, Worker
 from ostler.store import Store, now_ms
@@ -220,6 +223,29 @@ def test_a_cancelled_job_that_overruns_its_timeout_is_cancelled_and_not_blamed(r
         desk.dispatcher.gone(worker, Exit("cancelled", "asked", -9, "SIGKILL"))
         await desk.turn()
         assert desk.status(job) == [("cancelled", 1, 0)]
+
+    run(scenario)
+
+
+def test_a_cancel_whose_sigterm_crosses_the_jobs_end_blames_neither_worker_nor_the_next_job(run) -> None:
+    async def scenario(desk: Desk) -> None:
+        desk.known_short()
+        worker = Fake()
+        first, second = desk.put(2)
+        desk.dispatcher.ready(worker, {})
+        await desk.turn()
+        desk.dispatcher.heard(worker, ["begin", first, 1])
+        desk.dispatcher.deadlines.cancel(first)
+        desk.dispatcher._by_component[worker.component].cancel_by -= 60
+        desk.dispatcher.deadlines.tick()
+        assert worker.parting == "cancelled"
+        desk.dispatcher.heard(worker, ["done", first, 1, "1"])  # sent before the signal came
+        assert worker.parting == "cancelled" and not worker.accepting  # it is on its way out
+        end = ends.judge(worker, Ended(143, 0.0, None), History(), 5, Limits(), memory_ran_out=False)
+        assert (end.reason, end.kind) == ("cancelled", "asked")
+        desk.dispatcher.gone(worker, end)
+        await desk.turn()
+        assert desk.status(first, second) == [("done", 1, 0), ("queued", 1, 0)]
 
     run(scenario)
 
