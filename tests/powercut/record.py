@@ -18,7 +18,7 @@ import pytest
 
 _HEADER = 16384  # as in recorder.c
 _RECORD = struct.Struct("<IIQQII")
-_SHARED = struct.Struct("<QQQQ")
+_SHARED = struct.Struct("<QQQ")
 
 
 class Change(NamedTuple):
@@ -59,7 +59,7 @@ def _compiler() -> list[str]:
 
 
 class Recorder:
-    """A recording of what processes with `env` change below `root`. `root` must exist and be empty."""
+    """A recording of what processes with `env` change below `root`. `root` must exist, be empty, and be named without symlinks."""
 
     def __init__(self, library: Path, root: Path, log: Path, capacity: int) -> None:
         self.root, self._log = root, log
@@ -72,7 +72,7 @@ class Recorder:
     def changes(self) -> list[Change]:
         """All that was recorded so far, in order."""
         with self._log.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as log:
-            _, used, full, _ = _SHARED.unpack_from(log)
+            _, used, full = _SHARED.unpack_from(log)
             assert not full, "the log is full: give it more room or record less"
             return list(_parse(log, _HEADER, _HEADER + used))
 

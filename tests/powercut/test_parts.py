@@ -47,7 +47,7 @@ os.waitpid(child, 0)
 
 
 def test_the_recorder_sees_every_kind_of_change(tmp_path: Path) -> None:
-    root = tmp_path / "disk"
+    root = tmp_path.resolve() / "disk"
     root.mkdir()
     recorder = Recorder(build(tmp_path), root, tmp_path / "log", 1 << 24)
     subprocess.run([sys.executable, "-c", WRITES, str(root)], env={**os.environ, **recorder.env}, check=True)

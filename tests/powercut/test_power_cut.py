@@ -73,7 +73,7 @@ class Recording(NamedTuple):
 
 def record(folder: Path, singles: int, flows: int, http: int) -> Recording:
     """Run a node, twice, and those who use it until everything is done; what they wrote."""
-    disk = folder / "disk"
+    disk = folder.resolve() / "disk"
     disk.mkdir()
     recorder = Recorder(build(folder), disk, folder / "log", CAPACITY)
     env = {
