@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ostler.errors import ConfigError
 from ostler.jobs import execute
 from ostler.jobs.handle import Job
-from ostler.jobs.restore import Baseline
+from ostler.jobs.restore import Baseline, show_faults
 from ostler.lifecycle.child import Channel
 from ostler.lifecycle.wire import Frame
 
@@ -189,6 +189,7 @@ def _leave_child(frame: execute.Outcome) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """Load the app, say ready, run jobs. The channel is open before the app loads, so a slow import still beats."""
+    show_faults(os.dup(2))  # a job may put something else there
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     runner = Runner(int(os.environ.get("OSTLER_MAX_PAYLOAD", "1048576")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)
