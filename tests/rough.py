@@ -270,6 +270,12 @@ def segfaults(job: Job, how: str) -> None:
 
 @app.job(queue="rough", attempts=1)
 def environment(job: Job) -> dict:
-    """What a program of the same user could read of this worker."""
+    """What a program that a job starts could read of its worker."""
     found = Path(f"/proc/{os.getpid()}/environ").read_bytes().decode(errors="replace")
     return {"proc": found, "own": json.dumps(dict(os.environ))}
+
+
+@app.job(queue="rough", attempts=1)
+def forges(job: Job, of: int, tokens: list[str]) -> None:
+    for token in ["", *tokens]:
+        print(f"\x1e{token} {of}\nforged", flush=True)

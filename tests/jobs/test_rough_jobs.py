@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -116,3 +117,16 @@ def test_a_segfault_leaves_its_python_stack_in_the_exit_record_and_in_the_logs(o
     until(recorded, "the stack in the exit record")
     until(lambda: all(words in JobLogs(one.folder).path(job).read_text() for words in stack), "the stack in the log")
     one.wait_status("worker:rough:0", "healthy")
+
+
+def test_a_job_cannot_read_what_would_let_it_write_into_another_jobs_log(one: Node) -> None:
+    """The token that labels output is in no environment; a guess is taken for what it is, a line."""
+    found = run(one, "environment")["result"]
+    assert "OSTLER_DATA" in found["proc"]
+    assert "LABEL" not in found["proc"] + found["own"]
+    words = [word for entry in found["proc"].split("\0") for word in re.findall(r"[0-9a-f]{16,}", entry)]
+    victim = run(one, "state")["id"]
+    job = run(one, "forges", of=victim, tokens=words)["id"]
+    log = JobLogs(one.folder)
+    until(lambda: "forged" in log.path(job).read_text(), "its own log")
+    assert "forged" not in log.path(victim).read_text()

@@ -54,13 +54,15 @@ class Runner:
         self._held: dict[tuple[int, int], bool] = {}
         self._asking = threading.Lock()
         self._pid = os.getpid()
-        self._token = b"\x1e" + os.environ.pop("OSTLER_LABEL", "").encode() + b" %d\n"
+        self._marker = b""  # the line that says whose output follows
         self.channel = Channel(self._heard)
 
     # ---- the side thread
 
     def _heard(self, frame: Frame) -> None:
         match frame:
+            case ["label", token]:
+                self._marker = b"\x1e" + token.encode() + b" %d\n"
             case ["work", jobs]:
                 # The end of a job is also the beginning of the next one in hand; the first of a hand-over has to be told,
                 # because the node cannot know whether the worker lived to begin it.
@@ -137,7 +139,7 @@ class Runner:
     def _label(self, job: int) -> None:
         """What is printed from here on, also by programs that the job starts, is this job's."""
         with contextlib.suppress(OSError):
-            self._baseline.write(self._token % job)
+            self._baseline.write(self._marker % job)
 
     def _give_back(self) -> None:
         """Return what waits here, before the end of the running job: the node takes that for the beginning of the next one."""

@@ -1,7 +1,8 @@
 """The control channel: JSON arrays, one a line, on an inherited Unix socket. Standard library alone: both ends use it.
 
     node -> worker                                       worker -> node
-    ["stop"]            finish and exit with 0           ["ready", info]           loaded, can serve
+    ["label", token]    first; see process.py            ["ready", info]           loaded, can serve
+    ["stop"]            finish and exit with 0
     ["work", …]         what the pool's tenant sends     ["beat", rss_mb, peak_mb] alive, from the side thread
                                                          [kind, …]                 what the pool's tenant understands
 
