@@ -254,14 +254,28 @@ def publishes_at_once(job: Job, same: bool = False) -> list[str]:
     return sorted(told)
 
 
-@app.job(queue="rough", attempts=1)
-def segfaults(job: Job) -> None:
-    print("before the fault of", job.id)
+def _into_the_void(how: str) -> None:
+    if how == "signal":
+        os.kill(os.getpid(), signal.SIGSEGV)
     ctypes.string_at(0)
 
 
 @app.job(queue="rough", attempts=1)
+def segfaults(job: Job, how: str) -> None:
+    print("before the fault of", job.id)
+    if how == "hidden":  # where a library has put its own standard error
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+    _into_the_void(how)
+
+
+@app.job(queue="rough", attempts=1)
 def environment(job: Job) -> dict:
-    """What a program of the same user could read of this worker."""
+    """What a program that a job starts could read of its worker."""
     found = Path(f"/proc/{os.getpid()}/environ").read_bytes().decode(errors="replace")
     return {"proc": found, "own": json.dumps(dict(os.environ))}
+
+
+@app.job(queue="rough", attempts=1)
+def forges(job: Job, of: int, tokens: list[str]) -> None:
+    for token in ["", *tokens]:
+        print(f"\x1e{token} {of}\nforged", flush=True)

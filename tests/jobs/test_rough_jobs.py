@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,3 +101,32 @@ def test_threads_of_one_job_can_publish_at_once(one: Node, same: bool) -> None:
     assert job["result"] == wanted
     place = results.connect("", one.folder)
     assert all(results.valid(place, key, one.folder, origin=place.find(key).origin) for key in wanted)
+
+
+@pytest.mark.parametrize("how", ["null", "signal", "hidden"])
+def test_a_segfault_leaves_its_python_stack_in_the_exit_record_and_in_the_logs(one: Node, how: str) -> None:
+    job = one.enqueue("segfaults", how=how)
+    stack = ("Fatal Python error: Segmentation fault", "in _into_the_void", "in segfaults")
+    found = one.wait_job(job, "failed")
+    assert (found["crashes"], found["error"]["code"]) == (3, "TOXIC")
+
+    def recorded() -> bool:
+        last = one.get("/api/v1/workers/worker:rough:0")[1]["exits"][0]
+        return last["job"] == job and all(any(words in line for line in last["log"]) for words in stack)
+
+    until(recorded, "the stack in the exit record")
+    until(lambda: all(words in JobLogs(one.folder).path(job).read_text() for words in stack), "the stack in the log")
+    one.wait_status("worker:rough:0", "healthy")
+
+
+def test_a_job_cannot_read_what_would_let_it_write_into_another_jobs_log(one: Node) -> None:
+    """The token that labels output is in no environment; a guess is taken for what it is, a line."""
+    found = run(one, "environment")["result"]
+    assert "OSTLER_DATA" in found["proc"]
+    assert "LABEL" not in found["proc"] + found["own"]
+    words = [word for entry in found["proc"].split("\0") for word in re.findall(r"[0-9a-f]{16,}", entry)]
+    victim = run(one, "state")["id"]
+    job = run(one, "forges", of=victim, tokens=words)["id"]
+    log = JobLogs(one.folder)
+    until(lambda: "forged" in log.path(job).read_text(), "its own log")
+    assert "forged" not in log.path(victim).read_text()

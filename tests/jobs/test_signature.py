@@ -7,6 +7,7 @@ import pytest
 
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import signature
+from ostler.jobs.handle import Job
 
 
 def task(
@@ -91,3 +92,30 @@ def test_the_size_limit_is_exact() -> None:
     assert len(signature.encode("t", {"x": "a" * 92}, 100)) == 100
     with pytest.raises(PayloadTooLarge, match="101 bytes"):
         signature.encode("t", {"x": "a" * 93}, 100)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def f(job): ...", "def f(job, path): ...", "def f(_): ...", "def f(_job, x=1): ...", "def f(ctx): ...", "def f(self, x): ...",
+        "def f(task): ...", "def f(thumbnail_job, path): ...", "def f(path: 'Job'): ...", "def f(x: Any): ...",
+        "def f(whatever: 'OnlyForTypeCheckers'): ...", "async def f(job): ...",
+    ],
+)  # fmt: skip
+def test_a_first_parameter_that_is_the_handle_by_name_or_annotation_is_taken(code: str) -> None:
+    space: dict[str, Any] = {"Job": Job, "Any": Any}
+    exec(code, space)
+    signature.describe(space["f"])
+
+
+@pytest.mark.parametrize(
+    "code", ["def f(path): ...", "def f(path, size=1): ...", "def f(n=1): ...", "async def f(url): ..."]
+)
+def test_a_function_that_forgets_the_handle_is_told_what_to_write(code: str) -> None:
+    space: dict[str, Any] = {}
+    exec(code, space)
+    name = code.partition("f(")[2].split(",")[0].split("=")[0].split(")")[0]
+    with pytest.raises(
+        ConfigError, match=rf"first parameter is the job handle, found '{name}'; write def f\(job, {name}"
+    ):
+        signature.describe(space["f"])

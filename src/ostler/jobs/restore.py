@@ -34,6 +34,11 @@ _SIGNALS = tuple(sorted({int(s) for s in signal.valid_signals() if s < 32} - {si
 _VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  what os.environ compares slowly
 
 
+def show_faults(descriptor: int) -> None:
+    """Write the Python stack of a segfault there: of the faulting thread alone, so that it fits into an exit record."""
+    faulthandler.enable(descriptor, all_threads=False)
+
+
 class Baseline:
     """This process as it is now, to come back to after every job."""
 
@@ -132,7 +137,7 @@ class Baseline:
             else:
                 setattr(sys, name, stream)
         if not faulthandler.is_enabled():
-            faulthandler.enable(self._descriptors[2])
+            show_faults(self._descriptors[2])
 
     def _reopen(self, number: int, name: str, closed: TextIO) -> None:
         stream = open(  # noqa: SIM115

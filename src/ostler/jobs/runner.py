@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from ostler.errors import ConfigError
 from ostler.jobs import execute
 from ostler.jobs.handle import Job
-from ostler.jobs.restore import Baseline
+from ostler.jobs.restore import Baseline, show_faults
 from ostler.lifecycle.child import APP_LOAD, Channel
 from ostler.lifecycle.wire import Frame
 
@@ -53,13 +53,15 @@ class Runner:
         self._held: dict[tuple[int, int], bool] = {}
         self._asking = threading.Lock()
         self._pid = os.getpid()
-        self._token = b"\x1e" + os.environ.pop("OSTLER_LABEL", "").encode() + b" %d\n"
+        self._marker = b""  # the line that says whose output follows
         self.channel = Channel(self._heard)
 
     # ---- the side thread
 
     def _heard(self, frame: Frame) -> None:
         match frame:
+            case ["label", token]:
+                self._marker = b"\x1e" + token.encode() + b" %d\n"
             case ["work", jobs]:
                 # The end of a job is also the beginning of the next one in hand; the first of a hand-over has to be told,
                 # because the node cannot know whether the worker lived to begin it.
@@ -140,7 +142,7 @@ class Runner:
     def _label(self, job: int) -> None:
         """What is printed from here on, also by programs that the job starts, is this job's."""
         with contextlib.suppress(OSError):
-            self._baseline.write(self._token % job)
+            self._baseline.write(self._marker % job)
 
     def _give_back(self) -> None:
         """Return what waits here, before the end of the running job: the node takes that for the beginning of the next one."""
@@ -192,6 +194,7 @@ def _leave_child(frame: execute.Outcome) -> NoReturn:
 
 def main(argv: list[str]) -> int:
     """Load the app, say ready, run jobs. The channel is open before the app loads, so a slow import still beats."""
+    show_faults(os.dup(2))  # a job may put something else there
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     runner = Runner(int(os.environ.get("OSTLER_MAX_PAYLOAD", "1048576")))
     signal.signal(signal.SIGINT, signal.SIG_IGN)

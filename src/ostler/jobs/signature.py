@@ -34,12 +34,7 @@ def describe(function: Callable[..., Any]) -> Parameters:
         hints = typing.get_type_hints(function)
     except Exception:  # noqa: BLE001  a name that only exists for type checkers: then the annotations are not checked
         hints = {}
-    handle = hints.get(parameters[0].name)
-    if handle is not None and handle is not Any and getattr(handle, "__name__", "") != "Job":
-        first = f"{parameters[0].name}: {getattr(handle, '__name__', handle)}"
-        raise ConfigError(
-            f"job {name}: its first parameter is the job handle, found {first!r}; write def {name}(job, {first}, …)"
-        )
+    _check_handle(name, parameters[0], hints.get(parameters[0].name))
     found: Parameters = []
     for parameter in parameters[1:]:
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
@@ -55,6 +50,24 @@ def describe(function: Callable[..., Any]) -> Parameters:
                 known["default"] = parameter.default
             found.append(known)
     return found
+
+
+# What people call the handle when they do not annotate it; any other name is taken for a parameter of the job.
+_HANDLES = {"job", "j", "ctx", "context", "task", "self", "handle", "this", "me", "run"}
+
+
+def _check_handle(job: str, first: inspect.Parameter, hint: Any) -> None:
+    """Raise ConfigError when the first parameter is not the job handle, by its annotation or else by its name."""
+    if hint is None and first.annotation is inspect.Parameter.empty:
+        fits = first.name.startswith("_") or first.name.lower() in _HANDLES or first.name.lower().endswith("job")
+        shown = first.name
+    else:  # without a hint the annotation is a name that only exists for type checkers
+        fits = hint is None or hint is Any or getattr(hint, "__name__", "") == "Job"
+        shown = f"{first.name}: {getattr(hint, '__name__', hint)}"
+    if not fits:
+        raise ConfigError(
+            f"job {job}: its first parameter is the job handle, found {shown!r}; write def {job}(job, {shown}, …)"
+        )
 
 
 _PLAIN: dict[Any, Any] = {

@@ -32,8 +32,8 @@ from ostler.lifecycle.wire import Frame, Frames, encode
 log = logging.getLogger("ostler.lifecycle")
 
 # A worker that prints `\x1e<token> <number>` as a line says whose output follows. In the output itself, so that it is in order;
-# with a token of its own (OSTLER_LABEL), so that nothing which a job prints can be taken for it.
-LABEL = "OSTLER_LABEL"
+# with a token of its own, so that nothing which a job prints can be taken for it. The token goes over the control channel: programs
+# that a job starts could read it in the environment.
 
 # As the node was started. It raises its own limit for its many clients; what it starts gets this one back: programs that use
 # select(), or close all that could be open, count on it.
@@ -114,13 +114,14 @@ class Process:
         self.started = family.start_time(self.pid)
         try:
             self._watch()
+            self.send("label", self._token)
         except BaseException:  # it must not run on unwatched
             os.killpg(self.pid, signal.SIGKILL)
             self._popen.wait()
             raise
 
     def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
-        env = {**launch.env, family.VARIABLE: launch.mark, LABEL: self._token}
+        env = {**launch.env, family.VARIABLE: launch.mark}
         theirs: socket.socket | None = None
         self._output, output = os.pipe()
         try:

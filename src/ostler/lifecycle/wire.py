@@ -1,9 +1,10 @@
 """The control channel: JSON arrays, one a line, on an inherited Unix socket. Standard library alone: both ends use it.
 
     node -> worker                                       worker -> node
-    ["stop"]            finish and exit with 0           ["ready", info]           loaded, can serve
-    ["wanted", …]       the answer to a heartbeat        ["beat", rss_mb, peak_mb, facts]  alive, from the side thread
-    ["work", …]         what the pool's tenant sends     ["tired", why]            asks to be recycled when it is idle
+    ["label", token]    first; see process.py            ["ready", info]           loaded, can serve
+    ["stop"]            finish and exit with 0           ["beat", rss_mb, peak_mb, facts]  alive, from the side thread
+    ["wanted", …]       the answer to a heartbeat        ["tired", why]            asks to be recycled when it is idle
+    ["work", …]         what the pool's tenant sends
                                                          [kind, …]                 what the pool's tenant understands
 
 EOF on either side means that the other one died.
