@@ -31,6 +31,7 @@ _COMMANDS = {
     "events": "events",
     "top": "top",
     "schedules": "jobs",
+    "doctor": "doctor",
 }
 
 
