@@ -60,4 +60,4 @@ def warnings(settings: Settings, app: Ostler) -> list[str]:
     for command in app.commands.values():
         if "{" not in command.argv[0] and shutil.which(command.argv[0], path=command.env.get("PATH")) is None:
             found.append(f"command {command.name!r}: there is no program {command.argv[0]!r} on this machine")
-    return found
+    return found + config.strangers()

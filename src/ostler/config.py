@@ -25,6 +25,10 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 _INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label"})
 
 
+_APPS = ("clips_",)  # variables of the apps that come with Ostler
+_SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
+
+
 def _setting(default: Any, doc: str) -> Any:
     return field(default=default, metadata={"doc": doc})
 
@@ -201,9 +205,37 @@ def _from_environment(values: dict[str, Any], pools: dict[str, dict[str, Any]], 
                 pools.setdefault(name, {})["workers"] = size
         elif key in NODE_KEYS:
             values[key] = _typed(NODE_KEYS, key, text, variable)
-        elif key not in _INTERNAL and (close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.75)):
-            # Apps have variables of their own (OSTLER_CLIPS_ROOTS), so only a slip of the pen is refused.
-            raise ConfigError(f"environment variable {variable} is unknown; did you mean OSTLER_{close[0].upper()}?")
+        elif is_strange(key) and (close := _closest(key)):
+            # An app may have variables of its own, so only what looks like a setting is refused.
+            raise ConfigError(f"environment variable {variable} is unknown; did you mean OSTLER_{close.upper()}?")
+
+
+def is_strange(key: str) -> bool:
+    """Whether OSTLER_<KEY> is no setting, no variable of a shipped app and none that Ostler itself sets."""
+    return key not in NODE_KEYS and key != "pools" and key not in _INTERNAL and not key.startswith(_APPS)
+
+
+def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
+    """One warning for each OSTLER_ variable that nothing of Ostler reads."""
+    names = sorted(os.environ if environ is None else environ)
+    found = [n for n in names if n.startswith("OSTLER_") and is_strange(n.removeprefix("OSTLER_").lower())]
+    return [f"environment variable {name} is no setting of Ostler; docs/settings.md lists them" for name in found]
+
+
+def _closest(key: str) -> str | None:
+    """The setting that was probably meant: close to its name, or to some words of it (HEARTBEET is heartbeat_interval)."""
+    if close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.75):
+        return close[0]
+    parts: dict[str, str] = {}
+    for name in NODE_KEYS:
+        words = name.split("_")
+        for first in range(len(words)):
+            for last in range(first + 1, len(words) + 1):
+                part = "_".join(words[first:last])
+                if len(part) >= _SHORTEST_PART:
+                    parts.setdefault(part, name)
+    close = difflib.get_close_matches(key, parts, 1, 0.8)
+    return parts[close[0]] if close else None
 
 
 def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, int]:

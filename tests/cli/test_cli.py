@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ostler.cli import doctor
 from tests.harness import APP, FAST, Node, until
 
 
@@ -132,6 +133,8 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
             "",
             ["OSTLER_HEARTBEAT_INTERVALL", "did you mean OSTLER_HEARTBEAT_INTERVAL"],
         ),
+        ((), {"OSTLER_HEARTBEET": "3"}, "", ["OSTLER_HEARTBEET", "did you mean OSTLER_HEARTBEAT_INTERVAL"]),
+        ((), {"OSTLER_DEADLINE": "3"}, "", ["did you mean OSTLER_STARTUP_DEADLINE"]),
         ((), {"OSTLER_PORT": "http"}, "", ["OSTLER_PORT", "'http'"]),
         ((), {"OSTLER_STOP_GRACE": "-1"}, "", ["stop_grace must not be negative"]),
         (("--pool", "work"), {}, "", ["--pool", "name=number"]),
@@ -279,3 +282,70 @@ def test_logs_say_when_there_are_older_lines(node: Node) -> None:
     assert few.stdout.splitlines() == ["line 47", "line 48", "line 49"]
     assert few.stderr == "ostler: these are the last 3 lines; -n NUMBER shows more\n"
     assert ostler("logs", "--job", str(job), "-n", "50", *where).stderr == ""
+
+
+def test_a_variable_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:
+    done = ostler("check", str(APP), cwd=tmp_path, OSTLER_FOO_BAR="1", OSTLER_CLIPS_ROOTS="/")
+    assert done.returncode == 0, done
+    assert done.stdout.count("warning: environment variable") == 1
+    assert "warning: environment variable OSTLER_FOO_BAR is no setting of Ostler" in done.stdout
+
+
+def test_cancel_says_which_options_it_has_and_works_with_and_without_a_node(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    where = ("--data", str(node.folder))
+    refused(ostler("cancel", *where), "--batch, --code, --task, --queue")
+    assert "--status" not in ostler("cancel", *where).stderr
+    running = node.enqueue("listens")
+    node.wait_running(running)
+    waiting = [node.enqueue("other") for _ in range(3)]
+    done = ostler("cancel", "--queue", "work", *where)
+    assert done.stdout == f"job {running} is running and was asked to stop\n", done
+    assert node.wait_job(running)["status"] == "cancelled"
+    done = ostler("cancel", str(waiting[0]), *where)
+    assert done.stdout == f"job {waiting[0]} is cancelled\n"
+    node.stop()
+    done = ostler("cancel", "--queue", "other", *where)
+    assert done.stdout == "".join(f"job {job} is cancelled\n" for job in waiting[1:])
+
+
+def test_a_second_enqueue_of_a_unique_job_says_that_nothing_was_stored(make_node) -> None:
+    node = make_node("--pool", "work=0", app=APP.parent / "featured.py")
+    where = ("--data", str(node.folder))
+    first = json.loads(ostler("enqueue", "once", "name=a", "--json", *where).stdout)
+    assert first["duplicate"] is False
+    done = ostler("enqueue", "once", "name=a", *where)
+    assert done.stdout == f"job {first['id']} already holds this unique key; nothing new was stored\n"
+    assert json.loads(ostler("enqueue", "once", "name=a", "--json", *where).stdout)["duplicate"] is True
+
+
+def test_the_doctor_looks_at_everything_and_tells_what_is_wrong(node: Node, tmp_path: Path) -> None:
+    done = ostler("doctor", "--deep", "--json", "--data", str(node.folder))
+    found = {f["what"]: f for f in json.loads(done.stdout)["findings"]}
+    assert done.returncode == 0, done
+    assert {"ostler", "sqlite", "data", "filesystem", "free space", "open files", "node", "database"} <= found.keys()
+    assert found["node"]["text"].startswith(f"runs at {node.url}")
+    assert found["integrity"]["level"] == "ok"
+    fresh = ostler("doctor", "--data", str(tmp_path / "new"))
+    assert fresh.returncode == 0, fresh
+    assert "does not exist yet; a node will make it" in fresh.stdout
+    assert not (tmp_path / "new").exists()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "ostler.db").write_text("no database at all " * 100)
+    bad = ostler("doctor", "--data", str(tmp_path / "bad"))
+    assert bad.returncode == 1
+    assert "not a usable SQLite database" in bad.stdout
+
+
+@pytest.mark.parametrize(
+    ("version", "level"), [((3, 7, 0), "warning"), ((3, 51, 2), "warning"), ((3, 51, 3), "ok"), ((3, 53, 0), "ok")]
+)
+def test_the_doctor_knows_which_sqlite_has_the_bug(version: tuple[int, int, int], level: str) -> None:
+    assert doctor.sqlite_version(version).level == level
+
+
+def test_the_doctor_finds_the_filesystem_of_the_deepest_mount() -> None:
+    mounts = [("/", "ext4"), ("/srv", "ext4"), ("/srv/shared", "nfs4"), ("/srv/shared2", "xfs")]
+    assert doctor.filesystem(Path("/srv/shared/ostler"), mounts) == "nfs4"
+    assert doctor.filesystem(Path("/srv/shared3"), mounts) == "ext4"
+    assert doctor.filesystem(Path("/srv"), []) is None

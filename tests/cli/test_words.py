@@ -131,7 +131,7 @@ def test_objects_of_one_topic_are_told_apart() -> None:
 
 def test_a_resync_of_the_stream_forgets_everything_but_the_counters() -> None:
     board = Board("10m")
-    board.counters({"step": 10, "points": [point(NOW, 3)]})
+    board.counters({"step": 10, "points": [point(NOW, 3)], "whole": point(NOW, 6)})
     for body in (
         event("worker:tag:0:status", "worker", worker()),
         event("queue:jobs", "job", job(1)),
@@ -183,7 +183,7 @@ def test_missed_jobs_are_asked_for_until_they_are_had(monkeypatch) -> None:
 
 def test_the_stream_carries_the_counters_on() -> None:
     board = Board("10m")
-    board.counters({"step": 10, "points": [point(NOW - 30_000, 6)]})
+    board.counters({"step": 10, "points": [point(NOW - 30_000, 6)], "whole": point(NOW, 6)})
     board.apply(event("queue:status", "queue", queue(None, recent=point(NOW, 4))))
     assert board.series(NOW, "done", 60)[-4:] == [6, 0, 0, 4]
     assert board.series(NOW, "run_p95", 60)[-4:] == [1, 0, 0, 1]
@@ -220,7 +220,7 @@ def test_lines_and_bars() -> None:
 
 def busy_board(n: int) -> Board:
     board = Board("10m")
-    board.counters({"step": 10, "points": [point(NOW - 10_000, 6)]})
+    board.counters({"step": 10, "points": [point(NOW - 10_000, 6)], "whole": point(NOW, 6)})
     board.apply(event("stream", "stream", {"node": "host", "started_at": NOW - 5000}, "live"))
     board.apply(
         event(

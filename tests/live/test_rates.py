@@ -129,3 +129,12 @@ def test_all_queues_when_one_cannot_tell_and_when_all_pause_and_when_there_are_n
     assert (none["avg_time"], none["eta"], none["paused"], none["pending"]) == (None, 0.0, False, 0)
     unmeasured = states.all_queues([queue(totals={})], None)
     assert unmeasured["avg_time"] is None
+
+
+def test_percentiles_of_a_span_come_from_all_of_its_buckets() -> None:
+    slow, quick = bin_of(60_000), bin_of(10)
+    buckets = [{"at": 0, "done": 90, f"run:{slow}": 90}, {"at": 10, "done": 10, f"run:{quick}": 10}]
+    whole = states.recent(rates.merged(buckets, 0), 600)
+    assert (whole["done"], whole["step"]) == (100, 600)
+    assert whole["run_p50"] > 30  # not of the newest bucket alone
+    assert states.recent(buckets[-1], 10)["run_p50"] < 0.1

@@ -32,6 +32,7 @@ _COMMANDS = {
     "top": "top",
     "schedules": "jobs",
     "token": "token",
+    "doctor": "doctor",
 }
 
 

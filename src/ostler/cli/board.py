@@ -17,6 +17,7 @@ class Board:
     def __init__(self, span: str) -> None:
         self.span, self.lost = span, False
         self.step, self.points = 10, dict[int, State]()  # counters are the store's, which outlives a node
+        self.whole: State | None = None  # all of them in one
         self._clear()
 
     def _clear(self) -> None:
@@ -69,6 +70,7 @@ class Board:
         """The counters of the span, read anew."""
         self.counters_due, self.step = False, found["step"]
         self.points = {point["at"]: point for point in found["points"]}
+        self.whole = found["whole"]
 
     def relist(self) -> None:
         """The running jobs are about to be asked for."""

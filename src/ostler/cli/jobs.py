@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -12,12 +12,13 @@ import click
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
-from ostler.errors import BadArguments, Conflict, OstlerError
+from ostler.errors import BadArguments, OstlerError
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import Store, now_ms
 from ostler.store.doorbell import ring
 
+_AT_ONCE = 10_000  # jobs that the node cancels in one request
 _DATA = 1000  # characters of an event's data in the terminal
 _ENDED = ("done", "failed", "cancelled")
 
@@ -54,15 +55,17 @@ def enqueue(
             raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
         values |= pairs
         run_at = None if delay is None else now_ms() + int(delay * 1000)
-        job = opened.jobs.enqueue(
+        job, new = opened.jobs.put(
             [prepare(tasks, task, values, known.max_payload, run_at=run_at, **options)], now_ms()
         )[0]
         ring(opened.db.path.parent)
+        if not (new or json_):
+            print(f"job {job} already holds this unique key; nothing new was stored")
         if watch:
             raise SystemExit(_watch(known, job))
         if json_:
-            show.as_json(opened.jobs.get(job))
-        else:
+            show.as_json({**opened.jobs.get(job), "duplicate": not new})
+        elif new:
             print(f"job {job} is queued in {opened.jobs.get(job)['queue']}; follow it with: ostler jobs {job} --watch")
 
 
@@ -254,7 +257,8 @@ def _filter(function: Any) -> Any:
 def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
     given = {k: v for k, v in filters.items() if v is not None}
     if bool(jobs) == bool(given):
-        raise BadArguments("name jobs by id, or all that fit a filter (--queue, --task, --code, --batch, --status)")
+        known = ", ".join(f"--{name}" for name in filters)
+        raise BadArguments(f"name jobs by id, or all that fit a filter ({known}), and not both")
     return given
 
 
@@ -265,18 +269,34 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
     """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
     given = _chosen(jobs, filters)
+    cancel_ = _cancel_by_node if client.node_url(known) else _cancel_in_store
+    for job, running in cancel_(known, jobs, given):
+        print(f"job {job} is {'running and was asked to stop' if running else 'cancelled'}")
+
+
+def _cancel_by_node(known: Settings, jobs: tuple[int, ...], given: dict[str, Any]) -> Iterator[tuple[int, bool]]:
+    """The running node does it, and tells its workers at once."""
+    for job in jobs:
+        found = client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
+        yield job, found["status"] == "processing"
+    seen: set[int] = set()
+    while given:
+        found = client.request(known, "POST", "/api/v1/jobs/cancel", {**given, "limit": _AT_ONCE})
+        fresh, running = set(found["ids"]) - seen, set(found["running"])
+        yield from ((job, job in running) for job in sorted(fresh))
+        seen |= fresh
+        if len(found["ids"]) < _AT_ONCE or not fresh:
+            return
+
+
+def _cancel_in_store(known: Settings, jobs: tuple[int, ...], given: dict[str, Any]) -> Iterator[tuple[int, bool]]:
     with client.writable_store(known) as opened:
         found = (
             opened.jobs.cancel_many(now_ms(), 1_000_000, **given)
             if given
             else {j: opened.jobs.cancel(j, now_ms()) for j in jobs}
         )
-        ring(opened.db.path.parent)  # for those who watch
-    for job, status in found.items():
-        if status == "processing" and client.node_url(known):
-            with contextlib.suppress(Conflict):  # it has ended meanwhile
-                client.request(known, "POST", f"/api/v1/jobs/{job}/cancel")
-        print(f"job {job} is {'running and was asked to stop' if status == 'processing' else 'cancelled'}")
+    yield from ((job, status == "processing") for job, status in found.items())
 
 
 @click.command()
@@ -316,7 +336,7 @@ def schedules(known: Settings, json_: bool) -> None:
             s["spec"],
             s["zone"],
             s["step"]["task"],
-            show.moment(s["next_at"]),
+            show.moment(s["next_at"], s["zone"]),
             show.ago(s["last_at"]),
             s["last_job"],
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ def up(app: str, data: str | None, store: str | None, file: Path | None, pools: 
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
     )
+    for warning in config.strangers():
+        print(f"ostler: warning: {warning}", file=sys.stderr)
     from ostler.runtime import serve  # noqa: PLC0415  only this command needs the web framework
 
     serve(settings, loaded, app)

@@ -130,8 +130,8 @@ def _figures(board: Board, now: int, width: int) -> list[Text]:
         lines.append(_line(Text("   ").join(parts), f"   empty in {eta}" if eta else ""))
     counts, took = board.series(now, "done", room), "no run yet"
     done = f" {board.rate(now):.1f}/s, {sum(counts):,.0f} in {board.span}"
-    if point := max((p for p in board.points.values() if p["done"]), key=lambda p: p["at"], default=None):
-        figures = {"p50 ": point["run_p50"], "p95 ": point["run_p95"], "waited ": point["wait_p95"]}
+    if (whole := board.whole) and whole["done"]:
+        figures = {"p50 ": whole["run_p50"], "p95 ": whole["run_p95"], "waited p95 ": whole["wait_p95"]}
         took = ", ".join(f"{name}{show.span(n)}" for name, n in figures.items() if n is not None)
     lines.append(_line(("done ", "dim"), (spark(counts), "cyan"), done))
     return [*lines, _line(("took ", "dim"), (spark(board.series(now, "run_p95", room)), "cyan"), f" {took}")]

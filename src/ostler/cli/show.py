@@ -6,7 +6,9 @@ import json
 import sys
 import time
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 from rich.console import Console
 from rich.table import Table
@@ -59,6 +61,10 @@ def state(word: str) -> Text:
     return Text(word, style=_COLOURS.get(word, ""))
 
 
+def styled(word: str, style: str) -> Text:
+    return Text(word, style=style)
+
+
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], empty: str) -> None:
     """A plain table, or one sentence when there is nothing."""
     rows = list(rows)
@@ -104,6 +110,6 @@ def clock(at: int) -> str:
     return time.strftime("%H:%M:%S", time.localtime(at / 1000)) + f".{at % 1000:03d}"
 
 
-def moment(at: int) -> str:
-    """A local date and time."""
-    return time.strftime("%Y-%m-%d %H:%M", time.localtime(at / 1000))
+def moment(at: int, zone: str | None = None) -> str:
+    """The date and time, local or in a time zone."""
+    return f"{datetime.fromtimestamp(at / 1000, ZoneInfo(zone) if zone else None):%Y-%m-%d %H:%M}"

@@ -30,7 +30,7 @@ from ostler.store import now_ms
 
 _FRAME = 0.15  # seconds between two pictures, at least
 _ASK = 1.0  # … between two questions beside the stream
-_COUNTERS = 60.0  # … between two readings of the counters, which the stream carries on meanwhile
+_COUNTERS = 10.0  # … between two readings of the counters, which the stream carries on meanwhile
 
 
 @click.command()

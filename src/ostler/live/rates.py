@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 
 from ostler.store.live import BOUNDS
 
@@ -24,6 +25,14 @@ def percentile(counts: Mapping[str, int], kind: str, share: float) -> float | No
             return round((low + (high - low) * left / n) / 1000, 4)
         left -= n
     return None
+
+
+def merged(buckets: Iterable[Mapping[str, int]], since: int) -> dict[str, int]:
+    """Buckets of counters as one that begins at `since`: percentiles come from the sum of the bins."""
+    found: Counter[str] = Counter()
+    for bucket in buckets:
+        found.update(bucket)
+    return {**found, "at": since}
 
 
 def eta(

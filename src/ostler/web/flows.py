@@ -75,7 +75,7 @@ def router(context: Context) -> APIRouter:
         for job in running:
             context.dispatcher.deadlines.cancel(job)
         context.dispatcher.ring()
-        return JSONResponse({"cancelled": len(ids), "ids": ids})
+        return JSONResponse({"cancelled": len(ids), "ids": ids, "running": running})
 
     @routes.post(
         "/jobs/retry",

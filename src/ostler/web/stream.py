@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 from ostler.errors import StoreBusy
 from ostler.jobs.logs import JobLogs
 from ostler.lifecycle.logs import Reader, worker_log
-from ostler.live import states, topics
+from ostler.live import rates, states, topics
 from ostler.live.broker import KEEP_ALIVE, Client
 from ostler.live.tails import Tails
 from ostler.store import now_ms
@@ -166,16 +166,16 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/stats", summary="What ended, how long it took and waited, over time")
     async def stats(span: Span = Span.HOUR, queue: str | None = None) -> JSONResponse:
-        """Points with nothing in them are left out. Times are milliseconds UTC, durations seconds."""
+        """Points with nothing in them are left out; `whole` is the span in one. Times are milliseconds UTC, durations seconds."""
         back, width = _SPANS[span]
         now = now_ms()
         since = now // 1000 - back
         found = await context.reader.call(
-            lambda store: store.live.tallies.series(width, since - since % width, queue, now_ms() // 1000)
+            lambda store: store.live.tallies.series(width, since - since % width, queue, now // 1000)
         )
-        return JSONResponse(
-            {"span": span, "step": width, "now": now, "points": [states.recent(point, width) for point in found]}
-        )
+        points = [states.recent(point, width) for point in found]
+        whole = states.recent(rates.merged(found, since), back)
+        return JSONResponse({"span": span, "step": width, "now": now, "points": points, "whole": whole})
 
     @routes.get("/incidents", summary="What happened, in words, newest first")
     async def incidents(

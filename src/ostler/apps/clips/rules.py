@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import hashlib
 import math
 import os
@@ -71,6 +72,11 @@ class Rules:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Rules:
         """The rules as the environment sets them; raises ConfigError for what cannot be."""
+        known = [PREFIX + f.name.upper() for f in fields(cls)]
+        for name in (n for n in environ if n.startswith(PREFIX) and n not in known):
+            close = difflib.get_close_matches(name, known, 1)
+            hint = f"did you mean {close[0]}?" if close else "docs/clips.md lists the known ones"
+            raise ConfigError(f"environment variable {name} is no setting of the clip service; {hint}")
         given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
         return cls(**{name: _read(name, text) for name, text in given.items()})
 
