@@ -94,13 +94,18 @@ class Node:
             def answers(lane: str, well: bool) -> None:
                 bus.send(StoreAnswers(lane, well))
 
-            writer = Lane("writer", lambda: self._open(durable=False), loop, answers)
-            reader = Lane("reader", lambda: self._open(durable=False, read_only=True), loop, answers)
-            intake_lane = Lane("intake", lambda: self._open(durable=True), loop, answers)
-            upkeep_lane = Lane("upkeep", lambda: self._open(durable=False), loop, answers)
-            lanes = [writer, reader, intake_lane, upkeep_lane]
+            patience = settings.store_patience  # see lanes.py for what each lane is for
+            turns = Lane("turns", lambda: self._lane(cache_mb=16), loop, answers)
+            records = Lane("records", self._lane, loop, answers)
+            intake_lane = Lane("intake", lambda: self._lane(durable=True), loop, answers, patience)
+            glance = Lane("glance", lambda: self._lane(read_only=True), loop, answers, patience)
+            reader = Lane("reader", lambda: self._lane(read_only=True), loop, answers, patience)
+            upkeep_lane = Lane("upkeep", self._lane, loop, answers, patience)
+            lanes = [turns, records, intake_lane, glance, reader, upkeep_lane]
+            for lane in lanes:
+                await lane.start()
             metrics = Metrics(bus)
-            incidents = Incidents(settings.node, bus, writer)
+            incidents = Incidents(settings.node, bus, records)
             await incidents.load()
             incidents.tell("info", "node", f"node {settings.node} started")
             if recovered:
@@ -108,15 +113,15 @@ class Node:
             limits = {
                 q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()
             }
-            dispatcher = Dispatcher(settings, writer, reader, bus, limits, intake_lane)
-            supervisor = Supervisor(settings, writer, bus, specs(dispatcher))
+            dispatcher = Dispatcher(settings, turns, glance, bus, limits, intake_lane)
+            supervisor = Supervisor(settings, records, bus, specs(dispatcher))
             dispatcher.supervisor = supervisor
             intake = Intake(intake_lane, settings.store_patience, dispatcher.ring)
             upkeep = Upkeep(settings, upkeep_lane, intake_lane, bus, dispatcher.ring, self._recover, self._origin)
             tasks = {name: task.row for name, task in self.app.tasks.items()}
             broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
             queues = sorted({task.queue for task in self.app.tasks.values()})
-            watch = Watch(settings, broker, bus, supervisor, dispatcher, reader, lanes, incidents, queues)
+            watch = Watch(settings, broker, bus, supervisor, dispatcher, glance, lanes, incidents, queues)
             tails = Tails(bus)
             context = Context(
                 settings,
@@ -140,7 +145,7 @@ class Node:
             loop.add_reader(doorbell.fileno(), doorbell.answer, dispatcher.ring)
             await supervisor.start()
             dispatcher.start()
-            upkeep.start()
+            await upkeep.start()
             watch.start()
             await web.start()
             supervisor.mark_serving()
@@ -161,7 +166,7 @@ class Node:
                 )
             finally:
                 await supervisor.stop()
-                await upkeep.close()
+                await upkeep.stop()
                 await dispatcher.close()
                 tails.close()
                 await watch.close()
@@ -169,8 +174,7 @@ class Node:
                 incidents.close()
                 await supervisor.close()
                 loop.remove_reader(doorbell.fileno())
-                for lane in (upkeep_lane, intake_lane, reader, writer):
-                    await lane.close()
+                await asyncio.gather(*(lane.stop() for lane in lanes))
             log.info("node %s has stopped", settings.node)
 
     def stop(self) -> None:
@@ -182,8 +186,15 @@ class Node:
             log.warning("stopping by force")
             self._force()
 
-    def _open(self, *, durable: bool, read_only: bool = False) -> Store:
-        return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
+    def _lane(self, *, durable: bool = False, read_only: bool = False, cache_mb: int = 4) -> Store:
+        """A lane's own connection. It waits for a lock for a second at most: then the lane looks whether it may go on trying."""
+        settings = self.settings
+        return Store.open(
+            settings.store, settings.data_dir, durable=durable, busy_timeout=1.0, read_only=read_only, cache_mb=cache_mb
+        )
+
+    def _open(self, *, durable: bool) -> Store:
+        return Store.open(self.settings.store, self.settings.data_dir, durable=durable)
 
     def _recover(self, store: Store) -> list[int]:
         """What other nodes, dead by now, have left: every node looks, the first one to see it acts."""

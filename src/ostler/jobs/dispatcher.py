@@ -269,7 +269,7 @@ class Dispatcher:
 
         epoch = self.supervisor.pause_epoch
         try:
-            enabled, paused, cancels, ready, depth = await self._reader.call(read, patience=0.0)
+            enabled, paused, cancels, ready, depth = await self._reader.call(read, patience=1.0)
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return

@@ -1,7 +1,8 @@
 """Artifacts (seed 002, R5): files that jobs publish under deterministic keys, whole or not at all.
 
-A publish writes to a temporary name, syncs, checks that no newer claim has published, and moves into place; a small note
-beside it (size, checksum, fence) makes it valid. A run that finds a valid artifact of an earlier run can stop there.
+A publish writes to a temporary file in `.parts`, syncs, checks that no newer claim has published, and moves into place; a small note
+beside it (size, checksum, fence) makes it valid. When it returns, file, note and the folders above them survive a power cut. A run
+that finds a valid artifact of an earlier run can stop there. What a killed publish leaves in `.parts` is deleted by `sweep`.
 Local directories need the standard library alone; any other URL (s3://…, gs://…, memory://…) goes through fsspec.
 """
 
@@ -13,6 +14,7 @@ import hashlib
 import json
 import os
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +23,7 @@ from typing import IO, Any, NamedTuple, Protocol
 from ostler.errors import BadArguments, ConfigError, OstlerError
 
 _CHUNK = 1 << 20
+_PARTS = ".parts"  # in the root: no key begins with a dot
 _NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
 
 
@@ -43,11 +46,18 @@ class Published(NamedTuple):
     job: int = 0  # fences are compared for the same job alone
 
 
+Holds = Callable[[], bool]  # asks the store whether the claim that publishes is still its job's
+
+
 class Results(Protocol):
     """A place for artifacts."""
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
-        """Publish a file under the key, atomically. Raises LostClaim when a newer claim of the same origin has published there."""
+    def put(
+        self, source: Path, key: str, fence: int, origin: str = "", job: int = 0, holds: Holds | None = None
+    ) -> Published:
+        """Publish a file under the key, atomically. Raises LostClaim when a newer claim of the same job has published there, unless
+        `holds` says that the store knows of none: then the newer one was lost in a power cut.
+        """
 
     def find(self, key: str) -> Published | None:
         """What is published under the key, by its note; None when nothing valid is there."""
@@ -63,6 +73,9 @@ class Results(Protocol):
 
     def forget(self, job: int, origin: str = "") -> None:
         """Remove what this job has published under keys that begin with its id."""
+
+    def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
+        """Delete temporary files of killed publishes that nobody has written to for `max_age` seconds; how many."""
 
 
 def connect(url: str, data: Path) -> Results:
@@ -97,21 +110,28 @@ class LocalResults:
     def path(self, key: str) -> Path:
         return self.root / check_key(key)
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
+    def put(
+        self, source: Path, key: str, fence: int, origin: str = "", job: int = 0, holds: Holds | None = None
+    ) -> Published:
         target = self.path(key)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.with_name(f".{target.name}.{fence}.{os.getpid()}.part")
+        _make(target.parent, self.root)
+        parts = self.root / _PARTS
+        parts.mkdir(exist_ok=True)
+        temporary = parts / f"{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
+        note = temporary.with_name(f"{temporary.name}.note")
         try:
             size, digest = _copy(source, temporary)
             with _locked(target.parent) as folder:
-                _check_fence(self.find(key), key, fence, origin, job)
+                _check_fence(self.find(key), key, fence, origin, job, holds)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
+                _write(note, json.dumps(published._asdict()))
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
-                _write(_note(target), published)
+                note.replace(_note(target))
                 temporary.replace(target)
                 os.fsync(folder)
         finally:
             temporary.unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
         return published
 
     def find(self, key: str) -> Published | None:
@@ -132,8 +152,9 @@ class LocalResults:
         target = self.path(key)
         _note(target).unlink(missing_ok=True)
         target.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            target.parent.rmdir()
+        with contextlib.suppress(OSError):  # one that is not empty ends it
+            for folder in target.parents[: len(key.split("/")) - 1]:
+                folder.rmdir()
 
     def forget(self, job: int, origin: str = "") -> None:
         folder = self.root / str(job)
@@ -142,6 +163,17 @@ class LocalResults:
                 found = Published(**json.loads(note.read_text(encoding="ascii")))
                 if (found.job, found.origin) == (job, origin):
                     self.delete(found.key)
+
+    def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
+        deleted = 0
+        oldest = (time.time() if now is None else now) - max_age
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / _PARTS) as entries:
+            for entry in entries:
+                with contextlib.suppress(OSError):  # it was moved or deleted meanwhile
+                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
+                        os.unlink(entry)  # noqa: PTH108
+                        deleted += 1
+        return deleted
 
 
 class RemoteResults:
@@ -154,18 +186,22 @@ class RemoteResults:
             raise ConfigError(f"results {url!r} needs fsspec: pip install 'ostler[storage]'") from None
         self._fs: Any
         self._fs, self._root = fsspec.core.url_to_fs(url)
+        self._parts = f"{self._root.rstrip('/')}/{_PARTS}"
 
     def _at(self, key: str) -> str:
         return f"{self._root.rstrip('/')}/{check_key(key)}"
 
-    def put(self, source: Path, key: str, fence: int, origin: str = "", job: int = 0) -> Published:
+    def put(
+        self, source: Path, key: str, fence: int, origin: str = "", job: int = 0, holds: Holds | None = None
+    ) -> Published:
         target = self._at(key)
-        _check_fence(self.find(key), key, fence, origin, job)
+        _check_fence(self.find(key), key, fence, origin, job, holds)
         published = Published(
             key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin, job
         )
-        self._fs.makedirs(target.rpartition("/")[0], exist_ok=True)
-        temporary = f"{target}.{fence}.{os.getpid()}.part"
+        temporary = f"{self._parts}/{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
+        for folder in (self._parts, target.rpartition("/")[0]):
+            self._fs.makedirs(folder, exist_ok=True)
         try:
             self._fs.put_file(str(source), temporary)
             self._fs.mv(temporary, target)
@@ -208,9 +244,26 @@ class RemoteResults:
                     if (found.job, found.origin) == (job, origin):
                         self.delete(found.key)
 
+    def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
+        deleted = 0
+        oldest = (time.time() if now is None else now) - max_age
+        with contextlib.suppress(FileNotFoundError):
+            for path in self._fs.ls(self._parts, detail=False):
+                with contextlib.suppress(FileNotFoundError):
+                    if self._fs.modified(path).timestamp() < oldest:
+                        self._fs.rm_file(path)
+                        deleted += 1
+        return deleted
 
-def _check_fence(found: Published | None, key: str, fence: int, origin: str, job: int) -> None:
-    if found is not None and (found.origin, found.job) == (origin, job) and found.fence > fence:
+
+def _check_fence(
+    found: Published | None, key: str, fence: int, origin: str, job: int, holds: Holds | None = None
+) -> None:
+    """Every claim is in the store before its run begins. So when the store still names this claim, a note of a newer one is from
+    before a power cut that took that claim back: it may be replaced, or the job could never publish again.
+    """
+    newer = found is not None and (found.origin, found.job) == (origin, job) and found.fence > fence
+    if found is not None and newer and not (holds is not None and holds()):
         raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
 
 
@@ -230,18 +283,6 @@ def valid(
     except Exception:  # noqa: BLE001  whatever is wrong with it, it is made again
         return None
     return found
-
-
-def sweep_parts(results: Results, before: float) -> int:
-    """Delete what killed publishes left behind: temporary files not touched since `before` (seconds). How many."""
-    deleted = 0
-    for folder, _, names in os.walk(results.root) if isinstance(results, LocalResults) else ():
-        for path in (Path(folder) / name for name in names if name.startswith(".") and name.endswith(".part")):
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
-                    deleted += 1
-    return deleted
 
 
 def checksum(path: Path) -> str:
@@ -273,13 +314,36 @@ def _beside(target: str) -> str:
     return f"{folder}/.{name}{_NOTE}"
 
 
-def _write(path: Path, published: Published) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with temporary.open("w", encoding="ascii") as file:
-        json.dump(published._asdict(), file)
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="ascii") as file:
+        file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+_kept: set[Path] = set()  # roots whose own entry this process has synced
+
+
+def _make(folder: Path, root: Path) -> None:
+    """Make the folder, and sync the entries of all folders from the root down to it: also one that an earlier run has made may not
+    be on disk yet.
+    """
+    missing = [path for path in (folder, *folder.parents) if not path.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    below = [path for path in (folder, *folder.parents) if path != root and path.is_relative_to(root)]
+    if root not in _kept or root in missing:
+        below.append(root)
+    for path in {p.parent for p in (*below, *missing)}:
+        _sync(path)
+    _kept.add(root)
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

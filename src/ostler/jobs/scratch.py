@@ -54,13 +54,6 @@ def size(path: Path) -> int:
     return total
 
 
-def jobs(root: Path) -> list[int]:
-    """The jobs that have a directory."""
-    with contextlib.suppress(OSError):
-        return [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208  names are all that is needed
-    return []
-
-
 def sweep(root: Path, *, max_age: float, max_bytes: int, live: set[int], now: float | None = None) -> tuple[int, int]:
     """Delete directories of jobs that are not live and older than `max_age` seconds, then the oldest until the rest fits.
 
