@@ -10,7 +10,11 @@ import threading
 import time
 from pathlib import Path
 
+from ostler.store import Store, now_ms
+from ostler.store.doorbell import ring
+from ostler.store.rows import NewJob
 from tests.harness import Node, call, until
+from tests.store.counted import counted
 
 
 def test_a_store_locked_for_20_seconds_delays_and_loses_nothing(make_node, tmp_path: Path) -> None:
@@ -71,8 +75,6 @@ def test_a_full_disk_delays_and_loses_nothing(make_node, tmp_path: Path) -> None
     job = node.enqueue("add", a=1)
     assert node.wait_job(job)["status"] == "done"
     from ostler.errors import StoreBusy
-    from ostler.store import Store
-    from ostler.store.rows import NewJob
 
     with Store.open("", node.folder) as store:
         pages = store.db._connection.execute("PRAGMA page_count").fetchone()[0]
@@ -159,3 +161,19 @@ def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node
     assert (status, answer["error"]["code"]) == (503, "STORE_GONE")
     assert "was deleted while it was in use" in answer["error"]["message"]
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
+
+
+def test_queue_depths_are_right_after_kills_in_the_middle_of_the_work(make_node) -> None:
+    node = make_node("--pool", "work=2")
+    flood = [NewJob("mixed", "work", "{}", run_at=now_ms() + 10**9 if n % 10 == 0 else None) for n in range(2000)]
+    with Store.open("", node.folder) as store:
+        for _ in range(3):
+            store.jobs.enqueue(flood, now_ms())
+            ring(node.folder)
+            until(lambda: store.jobs.depths()["work"].get("processing"), "it to begin")
+            node.kill()
+            assert store.jobs.depths() == counted(store.db._connection)
+            node.start()
+        store.jobs.cancel_many(now_ms(), 100, queue="work")
+        until(lambda: store.jobs.depths()["work"].keys() <= {"scheduled", "cancelled"}, "all the others to end")
+        assert store.jobs.depths() == counted(store.db._connection)

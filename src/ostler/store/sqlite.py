@@ -158,6 +158,14 @@ class SqliteDatabase:
                 self._connection.execute(f"PRAGMA user_version = {number}")
         return [name for _, name, _ in todo]
 
+    def require(self) -> None:
+        """Raise ConfigError when the schema is older than this code reads. For connections that may not change it."""
+        newest = max(number for number, _, _ in queries.migrations(self.dialect))
+        if (found := self._version()) < newest:
+            raise ConfigError(
+                f"{self.path} has schema {found}, this ostler reads {newest}; start a node there once with 'ostler up' to bring it up to date"
+            )
+
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 

@@ -65,7 +65,9 @@ class Store:
             raise ConfigError(
                 f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
             ) from error
-        if not read_only:
+        if read_only:
+            db.require()
+        else:
             db.migrate()
         return cls(db)
 
