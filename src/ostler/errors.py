@@ -10,6 +10,7 @@ OstlerError
 │   ├── NotFound         404  no such job, worker or pool
 │   └── Conflict         409  it exists, but its state does not allow this
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
+│   └── StoreGone        503  the database file was deleted or replaced while it was in use
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
 """
 
@@ -80,6 +81,12 @@ class StoreBusy(OstlerError):
 
     code = "STORE_BUSY"
     status = 503
+
+
+class StoreGone(StoreBusy):
+    """The database file was deleted or replaced while it was in use. Nothing that can be found again was stored."""
+
+    code = "STORE_GONE"
 
 
 class IllegalTransition(OstlerError):

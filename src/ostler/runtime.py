@@ -49,17 +49,24 @@ log = logging.getLogger("ostler")
 
 @dataclass(frozen=True, slots=True)
 class _Lanes:
-    """The node's connections to the store, by purpose: none waits behind another's work."""
+    """The node's connections to the store, one for each purpose: see store/lanes.py. Started and stopped together."""
 
-    turns: Lane  # the dispatcher: results out, claims in
-    records: Lane  # the supervisor and the incidents
-    intake: Lane  # durable: jobs that come in, cancels, retries, pauses, leave to publish
-    glance: Lane  # short reads: the poll, the live state, one job
-    reader: Lane  # reads that may take long: searches, listings, metrics
-    upkeep: Lane  # purging, dead nodes
+    turns: Lane
+    records: Lane
+    intake: Lane
+    glance: Lane
+    reader: Lane
+    upkeep: Lane
 
     def all(self) -> list[Lane]:
         return [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
+
+    async def start(self) -> None:
+        for lane in self.all():
+            await lane.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(lane.stop() for lane in self.all()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,29 +190,30 @@ class Node:
         )
         web = Server(build(context, self.app.routes), web_socket)
         bell = _Bell(folder, dispatcher.ring)
-        order: list[Part] = [*lanes.all(), incidents, dispatcher, supervisor, poll, bell, upkeep, watch, tails, web]
+        order: list[Part] = [lanes, incidents, dispatcher, supervisor, poll, bell, upkeep, watch, tails, web]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:
-        loop = asyncio.get_running_loop()
+        loop, patience = asyncio.get_running_loop(), self.settings.store_patience
 
-        def lane(name: str, *, durable: bool = False, read_only: bool = False) -> Lane:
-            def answers(which: str, well: bool) -> None:
-                bus.send(StoreAnswers(which, well))
+        def answers(which: str, well: bool) -> None:
+            bus.send(StoreAnswers(which, well))
 
-            return Lane(name, lambda: self._open(durable=durable, read_only=read_only), loop, answers)
+        def lane(name: str, patience: float | None = patience, **how: Any) -> Lane:
+            # It waits for a lock for a second at most: then the lane looks whether it may go on trying.
+            return Lane(name, lambda: self._open(busy_timeout=1.0, **how), loop, answers, patience)
 
         return _Lanes(
-            turns=lane("turns"),
-            records=lane("records"),
+            turns=lane("turns", None, durable=False, cache_mb=16),
+            records=lane("records", None, durable=False),
             intake=lane("intake", durable=True),
             glance=lane("glance", read_only=True),
             reader=lane("reader", read_only=True),
-            upkeep=lane("upkeep"),
+            upkeep=lane("upkeep", durable=False),
         )
 
-    def _open(self, *, durable: bool, read_only: bool = False) -> Store:
-        return Store.open(self.settings.store, self.settings.data_dir, durable=durable, read_only=read_only)
+    def _open(self, **how: Any) -> Store:
+        return Store.open(self.settings.store, self.settings.data_dir, **how)
 
     def _recover(self, store: Store) -> list[int]:
         """What other nodes, dead by now, have left: every node looks, the first one to see it acts."""

@@ -8,7 +8,11 @@ import sqlite3
 import threading
 from pathlib import Path
 
+from ostler.store import Store, now_ms
+from ostler.store.doorbell import ring
+from ostler.store.rows import NewJob
 from tests.harness import call, until
+from tests.store.counted import counted
 
 
 def test_a_locked_store_delays_and_loses_nothing(make_node, tmp_path: Path) -> None:
@@ -102,3 +106,48 @@ def test_readiness_comes_back_after_a_refused_enqueue(make_node) -> None:
     lock.execute("ROLLBACK")
     lock.close()
     until(lambda: node.get("/readyz")[0] == 200, "readiness without another enqueue")
+
+
+def test_patience_holds_while_upkeep_waits_for_a_locked_store_and_a_stop_is_quick(make_node) -> None:
+    node = make_node(
+        "--pool", "work=1", OSTLER_STORE_PATIENCE="1", OSTLER_UPKEEP_INTERVAL="0.1", OSTLER_STOP_GRACE="0.3"
+    )
+    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
+    lock.execute("BEGIN IMMEDIATE")
+    until(lambda: "lane upkeep keeps trying" in node.log(), "upkeep to meet the lock")
+    for path, body in (("/api/v1/jobs", {"task": "add", "args": {"a": 1}}), ("/api/v1/pools/work/pause", None)):
+        asked = time.monotonic()
+        status, answer = node.post(path, body)
+        assert (status, answer["error"]["code"]) == (503, "STORE_BUSY")
+        assert time.monotonic() - asked < 15, path  # seen before: for as long as the lock was held
+    node.signal(signal.SIGTERM)
+    assert node.wait(25) == 0
+    lock.execute("ROLLBACK")
+    lock.close()
+
+
+def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node, tmp_path: Path) -> None:
+    node = make_node("--pool", "work=1")
+    node.wait_job(node.enqueue("add", a=1))
+    for path in node.folder.glob("ostler.db*"):
+        path.rename(tmp_path / path.name)
+    status, answer = node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
+    assert (status, answer["error"]["code"]) == (503, "STORE_GONE")
+    assert "was deleted while it was in use" in answer["error"]["message"]
+    until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
+
+
+def test_queue_depths_are_right_after_kills_in_the_middle_of_the_work(make_node) -> None:
+    node = make_node("--pool", "work=2")
+    flood = [NewJob("mixed", "work", "{}", run_at=now_ms() + 10**9 if n % 10 == 0 else None) for n in range(2000)]
+    with Store.open("", node.folder) as store:
+        for _ in range(3):
+            store.jobs.enqueue(flood, now_ms())
+            ring(node.folder)
+            until(lambda: store.jobs.depths()["work"].get("processing"), "it to begin")
+            node.kill()
+            assert store.jobs.depths() == counted(store.db._connection)
+            node.start()
+        store.jobs.cancel_many(now_ms(), 100, queue="work")
+        until(lambda: store.jobs.depths()["work"].keys() <= {"scheduled", "cancelled"}, "all the others to end")
+        assert store.jobs.depths() == counted(store.db._connection)

@@ -29,8 +29,9 @@ def clean(folder: Path, **settings) -> None:
     async def main() -> None:
         known = Settings(data=str(folder), **{"retention": 1.0, "failed_retention": 1.0, **settings})
         lane = Lane("t", lambda: Store.open("", folder, durable=False), asyncio.get_running_loop())
+        await lane.start()
         await Upkeep(known, lane, lane, Bus(), lambda: None, lambda store: []).clean()
-        await lane.close()
+        await lane.stop()
 
     asyncio.run(main())
 
@@ -76,7 +77,7 @@ def test_a_job_from_a_clock_that_was_ahead_does_not_keep_the_others(store: Store
 def test_a_part_that_fails_does_not_stop_the_others(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(scratch, "jobs", lambda root: 1 // 0)
+    monkeypatch.setattr(scratch, "sweep", lambda root, **limits: 1 // 0)
     monkeypatch.setattr(Upkeep, "_clock", lambda self: 1 // 0)
     (job,) = ended(store, 1)
     log = tmp_path / "logs" / "jobs" / "0" / f"{job}.log"
@@ -123,15 +124,13 @@ def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None
 
 
 def test_what_a_killed_publish_left_is_deleted_after_a_day(store: Store, tmp_path: Path) -> None:
-    old, young = tmp_path / "results/7/.out.txt.1.99.part", tmp_path / "results/7/.out.txt.2.99.part"
-    kept = tmp_path / "results/7/my.part"
-    for path in (old, young, kept):
+    old, young = tmp_path / "results/.parts/1.99.1", tmp_path / "results/.parts/2.99.1"
+    for path in (old, young):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("x")
-    for path in (old, kept):
-        os.utime(path, (time.time() - 100_000,) * 2)
+    os.utime(old, (time.time() - 100_000,) * 2)
     clean(tmp_path)
-    assert [path.exists() for path in (old, young, kept)] == [False, True, True]
+    assert [path.exists() for path in (old, young)] == [False, True]
 
 
 def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from ostler.errors import IllegalTransition
 from ostler.lifecycle import ends, recycle, restart
+from ostler.lifecycle.child import REASONS
 from ostler.lifecycle.process import Ended
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.restart import Again, GiveUp, History, Limits
@@ -172,9 +173,11 @@ def test_memory_is_named_only_when_the_kernel_counted_a_kill_for_it() -> None:
 
 def test_every_reason_of_an_end_has_words() -> None:
     known = {
-        *ends.ON_PURPOSE,
         *ends._SEED_CODE,
-        *ends._REASONS.values(),
+        *REASONS.values(),
+        "job-timeout",
+        "cancelled",
+        "shutdown",
         "oom",
         "killed",
         "startup-deadline",

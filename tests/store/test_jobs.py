@@ -16,10 +16,8 @@ from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 
 
 def put(store: Store, count: int = 1, **more) -> list[int]:
-    return store.jobs.enqueue(
-        [NewJob("t", more.pop("queue", "q"), more.pop("args", "{}"), **more) for _ in range(count)],
-        more.pop("now", 1000),
-    )
+    now, queue, args = more.pop("now", 1000), more.pop("queue", "q"), more.pop("args", "{}")
+    return store.jobs.enqueue([NewJob("t", queue, args, **more) for _ in range(count)], now)
 
 
 def claim(store: Store, count: int = 1, queue: str = "q", node: str = "n", now: int = 2000):
@@ -329,3 +327,20 @@ def test_strange_text_survives(store: Store) -> None:
     assert json.loads(c.args) == args
     store.jobs.turn(Turn("n", 3, finishes=[Finish(job, c.fence, "done", 1, 2, "done", result=json.dumps(args))]))
     assert store.jobs.get(job)["result"] == args
+
+
+def test_the_oldest_in_line_is_found_without_counting(store: Store) -> None:
+    put(store, now=5000, priority=1)
+    put(store, 3, now=7000)
+    put(store, now=9000, queue="other")
+    put(store, 2, now=4000, queue="limited", limit_key="k", limit_max=1)
+    assert store.jobs.oldest() == {"q": 5000, "other": 9000, "limited": 4000}
+    claim(store)
+    assert store.jobs.oldest()["q"] == 7000
+
+
+def test_a_reader_of_an_older_schema_says_what_to_do(tmp_path: Path) -> None:
+    Store.open("", tmp_path).close()
+    set_version(tmp_path, 2)
+    with pytest.raises(ConfigError, match="has schema 2, this ostler reads 3; start a node there once"):
+        Store.open("", tmp_path, read_only=True)

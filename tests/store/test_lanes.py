@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from pathlib import Path
 
 import pytest
 
-from ostler.errors import StoreBusy
+from ostler.errors import StoreBusy, StoreGone
 from ostler.store import Store
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
@@ -76,3 +77,65 @@ def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path) -> None:
         return seen
 
     assert asyncio.run(main()) == list(range(50))
+
+
+def test_patience_counts_from_the_call_also_behind_work_that_tries_for_ever(tmp_path: Path) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop(), patience=0.2)
+        await lane.start()
+        await lane.call(lambda s: None)
+        with Store.open("", tmp_path) as blocker:
+            blocker.db._connection.execute("BEGIN IMMEDIATE")
+            lane.post(lambda s: s.jobs.enqueue([NewJob("endless", "q", "{}")], 1))
+            with pytest.raises(StoreBusy, match="not answered within 0.2 s.*nothing was stored"):
+                await lane.call(lambda s: s.jobs.enqueue([NewJob("bounded", "q", "{}")], 1))
+            blocker.db._connection.execute("COMMIT")
+            await lane.call(lambda s: None, patience=30.0)
+            assert [job["task"] for job in blocker.jobs.list()[0]] == ["endless"]
+        await lane.stop()
+
+    run(main)
+
+
+def test_work_that_has_begun_is_waited_for_because_it_may_be_stored(tmp_path: Path) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        await lane.start()
+        begun, go = threading.Event(), threading.Event()
+        slow = asyncio.create_task(lane.call(lambda s: (begun.set(), go.wait(30), "stored")[2], patience=0.05))
+        behind = asyncio.create_task(lane.call(lambda s: "never", patience=0.05))
+        await asyncio.to_thread(begun.wait, 30)
+        with pytest.raises(StoreBusy, match="other work was before it"):
+            await behind
+        assert not slow.done()
+        go.set()
+        assert await slow == "stored"
+        await lane.stop()
+
+    run(main)
+
+
+@pytest.mark.parametrize("replaced", [False, True])
+def test_a_database_file_that_is_deleted_or_replaced_is_noticed(tmp_path: Path, replaced: bool) -> None:
+    async def main() -> None:
+        told: list[bool] = []
+        lane = Lane(
+            "t", lambda: Store.open("", tmp_path), asyncio.get_running_loop(), lambda _, well: told.append(well), 30.0
+        )
+        await lane.start()
+        await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1))
+        path, aside = tmp_path / "ostler.db", tmp_path / "aside.db"
+        path.rename(aside)
+        if replaced:
+            path.touch()
+        with pytest.raises(StoreGone, match="replaced" if replaced else "was deleted"):
+            await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1))
+        assert lane.trouble_since is not None
+        assert "while it was in use" in lane.trouble
+        aside.rename(path)
+        assert await lane.call(lambda s: len(s.jobs.list()[0])) == 1
+        assert lane.trouble_since is None
+        await lane.stop()
+        assert told == [False, True]
+
+    run(main)

@@ -9,6 +9,7 @@ import pytest
 
 from ostler.store import Store
 from ostler.store.rows import Finish, NewJob, Requeue, Turn
+from tests.store.counted import counted
 
 QUEUES, KEYS = ("p", "q"), {"a": 1, "b": 2, "c": 5}
 
@@ -66,8 +67,9 @@ def test_random_operations_claim_what_the_model_says(store: Store, seed: int) ->
                 assert [c.id for c in claims] == model.claims(wants)
                 fences |= {c.id: c.fence for c in claims}
             case "end" if model.running:
+                status = draw.choice(("done", "failed"))
                 for i in draw.sample(sorted(model.running), draw.randint(1, len(model.running))):
-                    store.jobs.turn(Turn("n", now, finishes=[Finish(i, fences[i], "done", 1, now, "done")]))
+                    store.jobs.turn(Turn("n", now, finishes=[Finish(i, fences[i], status, 1, now, status)]))
                     del model.running[i]
             case "back" if model.running:
                 i, last = draw.choice(sorted(model.running)), draw.randint(0, 1)
@@ -82,6 +84,7 @@ def test_random_operations_claim_what_the_model_says(store: Store, seed: int) ->
                     store.jobs.retry(i, now)
                     model.waiting[i] = (*row[:3], i)
         assert heads(store) == []
+        assert store.jobs.depths() == counted(store.db._connection)
 
 
 def steps(store: Store, turn: Turn) -> int:

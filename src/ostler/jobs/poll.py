@@ -19,6 +19,8 @@ from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
 
+_PATIENCE = 1.0  # seconds; the next poll looks again
+
 
 class _Seen(NamedTuple):
     enabled: bool
@@ -74,7 +76,7 @@ class Poll:
         try:
             if pressure.watermarks:
                 await pressure.measure()
-            seen = await self._lane.call(read, patience=0.0)
+            seen = await self._lane.call(read, patience=_PATIENCE)
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return

@@ -8,10 +8,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ostler.errors import BadArguments, UnknownTask
+from ostler.errors import BadArguments, StoreGone, UnknownTask
 from ostler.jobs import signature
 
 if TYPE_CHECKING:
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ostler")
+T = TypeVar("T")
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
@@ -180,21 +181,25 @@ class Producer:
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
         """Store all of them or none, and wake the node. What was stored survives a power cut. Raises StoreBusy."""
-        from ostler.store import now_ms  # noqa: PLC0415
-        from ostler.store.doorbell import ring  # noqa: PLC0415
-
-        store = self.store()
-        ids = store.jobs.enqueue(jobs, now_ms())
-        ring(store.db.path.parent)
-        return ids
+        return self._write(lambda store, now: store.jobs.enqueue(jobs, now))
 
     def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
         """Store jobs that belong together, all or none, and wake the node; (batch, jobs)."""
+        return self._write(lambda store, now: store.jobs.flows.batch(jobs, callback, now))
+
+    def _write(self, work: Callable[[Store, int], T]) -> T:
+        """Store, make sure that it went into the file that is there, and ring."""
         from ostler.store import now_ms  # noqa: PLC0415
         from ostler.store.doorbell import ring  # noqa: PLC0415
 
         store = self.store()
-        found = store.jobs.flows.batch(jobs, callback, now_ms())
+        found = work(store, now_ms())
+        try:
+            store.db.check_file()
+        except StoreGone:
+            if store.db.path.exists():
+                self.close()  # another file is there now: the next try goes into that
+            raise
         ring(store.db.path.parent)
         return found
 

@@ -137,13 +137,6 @@ def _opened(name: str, inside: int | None = None) -> Iterator[int]:
         os.close(descriptor)
 
 
-def jobs(root: Path) -> list[int]:
-    """The jobs that have a directory."""
-    with contextlib.suppress(OSError):
-        return [int(name) for name in os.listdir(root) if name.isdigit()]  # noqa: PTH208  names are all that is needed
-    return []
-
-
 def sweep(
     root: Path,
     *,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ostler.config import Settings
@@ -29,7 +31,6 @@ T = TypeVar("T")
 _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look again
 _STEP = 0.004  # seconds that one step of a purge should take
 _PARTS_EVERY = 3600.0  # how often the results are searched for files that a killed publish left
-_PART_AGE = 86_400.0
 
 
 class Upkeep:
@@ -174,12 +175,12 @@ class Upkeep:
             return
         self._parts_due = time.monotonic() + _PARTS_EVERY
         place = results.connect(self._settings.results, self._settings.data_dir)
-        if found := await asyncio.to_thread(results.sweep_parts, place, time.time() - _PART_AGE):
+        if found := await asyncio.to_thread(place.sweep):
             log.info("%d unfinished artifacts of killed runs were deleted", found)
 
     async def _scratch(self) -> None:
         settings, root = self._settings, self._settings.data_dir / "scratch"
-        ids = await asyncio.to_thread(scratch.jobs, root)
+        ids = await asyncio.to_thread(_folders, root)
         live = await self._step(lambda store: store.jobs.live(ids))
         limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
         folders, freed = await asyncio.to_thread(scratch.sweep, root, live=live, **limits)
@@ -191,6 +192,11 @@ def _timed(work: Callable[[Store], T], store: Store) -> tuple[T, float]:
     """What came of the work, and for how long it kept others from writing."""
     before = store.db.held
     return work(store), store.db.held - before
+
+
+def _folders(root: Path) -> list[int]:
+    """The jobs that have scratch."""
+    return [int(name) for name in os.listdir(root) if name.isdigit()] if root.is_dir() else []  # noqa: PTH208  names alone
 
 
 def _purge(store: Store, done: int | None, failed: int | None, most: int) -> Purged:

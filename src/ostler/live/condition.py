@@ -43,8 +43,9 @@ def condition(
     if supervisor.records.degraded:
         errors.append("HEARTBEAT_DEGRADED: more than three heartbeats in a row could not be written")
         worst = "error"
-    if lost := [lane.name for lane in lanes if lane.trouble_since is not None]:
-        errors.append(f"the store does not answer ({', '.join(lost)}); retrying")
+    if lost := [lane for lane in lanes if lane.trouble_since is not None]:
+        names = ", ".join(lane.name for lane in lost)
+        errors.append(f"the store does not answer ({names}); retrying. {lost[0].trouble}")
         worst = "error"
     return worst, errors
 

@@ -37,6 +37,7 @@ from ostler.store.store import Store
 
 log = logging.getLogger("ostler.live")
 
+_PATIENCE = 1.0  # seconds that a look waits for the store
 _QUICKEST = 0.02  # between two looks
 _SLOWEST = 1.0
 _SHARE = 5  # a look that cost x is followed by a rest of so many x
@@ -201,7 +202,7 @@ class Watch:
             if not self._broker.clients:
                 continue
             with contextlib.suppress(StoreBusy):  # that is told elsewhere; the next poll looks again
-                if await self._reader.call(lambda store: store.live.version(), patience=0.0) != self._version:
+                if await self._reader.call(lambda store: store.live.version(), patience=_PATIENCE) != self._version:
                     self._store_dirty = self._everything = True
             if self._store_dirty:
                 self._dirty.set()
@@ -261,7 +262,7 @@ class Watch:
             )
 
         try:
-            found = await self._reader.call(read, patience=0.0)
+            found = await self._reader.call(read, patience=_PATIENCE)
         except Exception:
             self._store_dirty = self._recheck = True
             self._overflow |= overflow

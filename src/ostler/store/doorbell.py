@@ -8,6 +8,7 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 from ostler import private
@@ -32,13 +33,14 @@ def _address(data: Path) -> Iterator[str]:
 
 def ring(data: Path) -> None:
     """Wake the node of this data directory, if there is one. Never blocks and never fails."""
-    with (
-        contextlib.suppress(OSError),
-        _address(data) as address,
-        socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as bell,
-    ):
-        bell.setblocking(False)
-        bell.sendto(b"!", address)
+    with contextlib.suppress(OSError), _address(data) as address:
+        _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
+
+
+@cache
+def _finger() -> socket.socket:
+    """One socket for all rings of this process: any thread and any child may send with it."""
+    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
 
 class Doorbell:

@@ -210,7 +210,7 @@ class Health:
 
 
 class Meta:
-    """Small facts that outlive a node: `worker_enabled`, `pool_paused:{pool}`."""
+    """Small facts that outlive a node: `worker_enabled`, `pool_paused:{pool}`. What is set survives a power cut."""
 
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
@@ -220,18 +220,20 @@ class Meta:
         return str(rows[0]["value"]) if rows else None
 
     def set(self, key: str, value: str) -> None:
-        self._db.run("meta_set", key=key, value=value)
+        with self._db.synced():
+            self._db.run("meta_set", key=key, value=value)
 
     def once(self, key: str, value: str) -> str:
         """What the key has, or the value, which it has from then on."""
-        with self._db.transaction():
+        with self._db.synced(), self._db.transaction():
             found = self.get(key)
             if found is None:
-                self.set(key, value)
+                self._db.run("meta_set", key=key, value=value)
             return found or value
 
     def delete(self, key: str) -> None:
-        self._db.run("meta_delete", key=key)
+        with self._db.synced():
+            self._db.run("meta_delete", key=key)
 
     def pauses(self) -> tuple[bool, frozenset[str]]:
         """(worker_enabled, the paused pools)."""

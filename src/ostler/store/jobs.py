@@ -6,7 +6,8 @@ import builtins
 import contextlib
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from ostler.errors import Conflict, NotFound
@@ -22,6 +23,7 @@ _LARGEST = 2**63 - 1  # the largest number that the store can hold
 EVENTS = 200  # entries of a page of a timeline, where nobody says how many
 _EVENT_BYTES = 524_288  # of their data in one page
 _EVENTS_AT_ONCE = 20
+_QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
 _SEARCHED = 20_000  # jobs that one page of a search looks at
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 
@@ -32,7 +34,7 @@ class JobRecords:
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
         self.flows = Flows(db, self._insert, self._put_unique)
-        self.retention = Retention(db)
+        self.retention = Retention(db, self._moved)
         self._tallies = Tallies(db)
 
     # ---- producers
@@ -88,6 +90,9 @@ class JobRecords:
         ]
         ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
         limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
+        self._moved(
+            Counter((j.queue, _SCHEDULED if j.run_at is not None and j.run_at > now else _QUEUED) for j in jobs)
+        )
         for job, stored in zip(jobs, ids, strict=True):
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
@@ -142,8 +147,11 @@ class JobRecords:
             for f in finishes
         ]
         followed = []
+        moved: Counter[tuple[str, str]] = Counter()
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
+            moved[row["queue"], _PROCESSING] -= 1
+            moved[row["queue"], done.status] += 1
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
             queue = row["queue"]
             _count(counts, queue, done.status)
@@ -156,6 +164,7 @@ class JobRecords:
             if row["chain"] is not None or row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
+        self._moved(moved)
         if followed:
             self.flows.ended(followed, now)
 
@@ -167,8 +176,11 @@ class JobRecords:
         by_id = {r.id: r for r in requeues}
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
         limited: set[limits.Key] = set()
+        moved: Counter[tuple[str, str]] = Counter()
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
+            moved[row["queue"], _PROCESSING] -= 1
+            moved[row["queue"], _state(row)] += 1
             event = back.event
             if name := _REQUEUED.get(event):
                 _count(counts, row["queue"], name)
@@ -181,12 +193,17 @@ class JobRecords:
             if row["limit_key"] is not None:
                 limited.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
+        self._moved(moved)
         limits.put_heads(self._db, limited)
 
     def _claim(self, turn: Turn, timeline: list[_EVENT], counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
         promoted = self._db.run("promote", now=turn.now)
         limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
+        moved: Counter[tuple[str, str]] = Counter()
+        for row in promoted:
+            moved[row["queue"], _SCHEDULED] -= 1
+            moved[row["queue"], _QUEUED] += 1
         claims: list[Claim] = []
         dues: list[int | None] = []
         keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
@@ -205,6 +222,7 @@ class JobRecords:
                 if row["attempt"] == 0:  # how long it waited for its first run
                     _count(counts, queue, f"wait:{bin_of(turn.now - row['since'])}")
         if not claims:
+            self._moved(moved)
             return claims, dues, 0
         by_id = {c.id: c for c in claims}
         held = set()
@@ -213,15 +231,24 @@ class JobRecords:
         ):
             claim = by_id[row["id"]]
             held.add(claim.id)
+            moved[claim.queue, _QUEUED] -= 1
+            moved[claim.queue, _PROCESSING] += 1
             data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
         limits.put_heads(self._db, keys.picked)
+        self._moved(moved)
         return [c for c in claims if c.id in held], dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
         batch = list(events)
         if batch:
             self._db.run_many("add_events", batch)
+
+    def _moved(self, moves: Mapping[tuple[str, str], int]) -> None:
+        """So many jobs of a queue entered or left a state, in the transaction that is open."""
+        rows = [(queue, state, n) for (queue, state), n in moves.items() if n and state != JobStatus.DONE]
+        if rows:
+            self._db.run_many("depth_add", rows)
 
     def ready(self, queues: Sequence[str], now: int) -> bool:
         """Whether a claim for these queues would find something now. Reads only."""
@@ -382,6 +409,8 @@ class JobRecords:
             for row in self._db.run(statement, id=job, now=now):
                 self._timeline([(job, row["seq"], now, event, None)])
                 if event == "cancelled":
+                    before = _SCHEDULED if row["later"] else _QUEUED
+                    self._moved({(row["queue"], before): -1, (row["queue"], event): 1})
                     if row["limit_key"] is not None:
                         limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
                     self._tallies.add({(row["queue"], event): 1}, now)
@@ -409,6 +438,7 @@ class JobRecords:
             self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
         for row in self._db.run("retry", id=job):
             self._timeline([(job, row["seq"], now, "retried", None)])
+            self._moved({(row["queue"], found["status"]): -1, (row["queue"], _QUEUED): 1})
             if row["limit_key"] is not None:
                 limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
             if row["batch"] is not None:
@@ -441,7 +471,7 @@ class JobRecords:
         return int(self._db.run("depth_up_to", limit=limit)[0]["n"])
 
     def oldest(self) -> dict[str, int]:
-        """Per queue: when its oldest ready job was created."""
+        """Per queue: when the oldest of its jobs that are next in line was created."""
         return {row["queue"]: row["at"] for row in self._db.run("oldest_ready")}
 
     def live(self, ids: Sequence[int]) -> set[int]:
@@ -462,6 +492,10 @@ class JobRecords:
             r["name"]: {**dict(r), "parameters": json.loads(r["parameters"]), "policy": json.loads(r["policy"])}
             for r in self._db.run("tasks")
         }
+
+
+def _state(row: Any) -> str:
+    return _SCHEDULED if row["status"] == _QUEUED and row["later"] else str(row["status"])
 
 
 def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:

@@ -1,7 +1,18 @@
 """Lanes: how the one event loop uses blocking stores. A lane is a thread with a connection of its own.
 
-The loop never waits for a disk: it awaits a lane. What is put on a lane runs in order. A lane that finds the store
-locked or full tries again until it goes through, so a busy disk delays and loses nothing.
+The loop never waits for a disk: it awaits a lane. What is put on a lane runs in order. There is one lane for each purpose, so
+that slow work never stands in front of quick work:
+
+    turns     the dispatcher's transactions: results out, claims in. Tries for ever; not synced
+    records   health rows, exits, heartbeats, incidents. Tries for ever; not synced
+    intake    what is acknowledged: enqueue, cancel, retry, hold, pause flags, schedules. Bounded patience; synced (FULL)
+    glance    quick reads: polls, the live state, one job. Bounded patience
+    reader    slow reads: searches, listings, metrics. Bounded patience
+    upkeep    recovery and deleting, in short steps. Bounded patience; not synced
+
+Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
+refused and never runs; work that has begun is waited for, because it may have been stored. A lane that tries for ever finds the
+store locked or full, and delays: it loses nothing.
 """
 
 from __future__ import annotations
@@ -15,17 +26,26 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ostler.errors import StoreBusy
+from ostler.errors import StoreBusy, StoreGone
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.store")
 T = TypeVar("T")
 
-_Item = tuple[Callable[[Store], Any], "asyncio.Future[Any] | None", float | None]
+
+class _Item:
+    """A piece of work. Whoever takes it first decides: the lane runs it, or the clock refuses it."""
+
+    def __init__(self, work: Callable[[Store], Any], future: asyncio.Future[Any] | None, until: float | None) -> None:
+        self.work, self.future, self.until = work, future, until
+        self._taken = threading.Lock()
+
+    def take(self) -> bool:
+        return self._taken.acquire(blocking=False)
 
 
 class Lane:
-    """A thread, a store, a queue of work. `patience` is how long `call` tries; None is for ever."""
+    """A thread, a store, a queue of work. `patience` is how long a `call` may take; None is for ever."""
 
     def __init__(
         self,
@@ -33,8 +53,10 @@ class Lane:
         store: Callable[[], Store],
         loop: asyncio.AbstractEventLoop,
         answers: Callable[[str, bool], None] | None = None,
+        patience: float | None = None,
     ) -> None:
-        self.name = name
+        self.name, self.patience = name, patience
+        self.trouble: str | None = None  # what is wrong with the store, while it does not answer
         self._answers = answers  # told, on the loop, when the store is lost and when it is back
         self._trouble_since: float | None = None
         self._open = store
@@ -49,14 +71,33 @@ class Lane:
         self._thread.start()
 
     async def call(self, work: Callable[[Store], T], *, patience: float | None = None) -> T:
-        """Run the work on the lane and return its value. Raises StoreBusy when the store stays busy longer than `patience`."""
+        """Run the work on the lane and return its value. Raises StoreBusy when that takes longer than `patience` (by default the
+        lane's): then nothing was stored.
+        """
+        patience = self.patience if patience is None else patience
         future: asyncio.Future[T] = self._loop.create_future()
-        self._items.put((work, future, None if patience is None else time.monotonic() + patience))
-        return await future
+        if patience is None:
+            self._items.put(_Item(work, future, None))
+            return await future
+        item = _Item(work, future, time.monotonic() + patience)
+        clock = self._loop.call_later(patience, self._refuse, item, patience)
+        self._items.put(item)
+        try:
+            return await future
+        finally:
+            clock.cancel()
+
+    def _refuse(self, item: _Item, patience: float) -> None:
+        """Its patience has ended before it began."""
+        if item.future is not None and not item.future.done() and item.take():
+            why = self.trouble or "other work was before it"
+            item.future.set_exception(
+                StoreBusy(f"the store has not answered within {patience:g} s ({why}); nothing was stored, try again")
+            )
 
     def post(self, work: Callable[[Store], Any]) -> None:
         """Run the work on the lane, in order, whenever it goes through. Errors are logged."""
-        self._items.put((work, None, None))
+        self._items.put(_Item(work, None, None))
 
     async def stop(self, deadline: float = 5.0) -> None:
         """Finish what was put on the lane, for at most `deadline` seconds, and end the thread."""
@@ -77,48 +118,76 @@ class Lane:
         """Since when (monotonic) the store has not answered; None when it does."""
         return self._trouble_since
 
-    @trouble_since.setter
-    def trouble_since(self, value: float | None) -> None:
-        changed = (value is None) != (self._trouble_since is None)
-        self._trouble_since = value
-        if changed and self._answers is not None:
+    def _in_trouble(self, error: StoreBusy) -> None:
+        if self._trouble_since is None:
+            log.warning("%s; lane %s keeps trying", error, self.name)
+            self._trouble_since = time.monotonic()
+            self._tell(well=False)
+        self.trouble = str(error)
+
+    def _well(self) -> None:
+        if self._trouble_since is not None:
+            log.info("lane %s writes again after %.1f s", self.name, time.monotonic() - self._trouble_since)
+            self._forget_trouble()
+
+    def _forget_trouble(self) -> None:
+        self._trouble_since = self.trouble = None
+        self._tell(well=True)
+
+    def _tell(self, *, well: bool) -> None:
+        if self._answers is not None:
             with contextlib.suppress(RuntimeError):  # the loop has ended
-                self._loop.call_soon_threadsafe(self._answers, self.name, value is None)
+                self._loop.call_soon_threadsafe(self._answers, self.name, well)
+
+    # ---- in the lane's thread
 
     def _work(self) -> None:
         store: Store | None = None
         while (item := self._items.get()) is not None:
-            store = self._one(store, item)
+            if item.take():
+                store = self._one(store, item)
         if store:
             store.close()
 
     def _one(self, store: Store | None, item: _Item) -> Store | None:
         """Do one piece of work, opening the store first where that has not worked yet. Returns the open store."""
-        work, future, until = item
         delay = 0.05
         while True:
             try:
                 store = store or self._open()
-                value = work(store)
+                store.db.check_file()
+                value = item.work(store)
+                if item.until is not None:
+                    store.db.check_file()  # what is acknowledged is in the file that is there
             except StoreBusy as error:
-                if self._giving_up.is_set() or (until is not None and time.monotonic() >= until):
-                    self.trouble_since = None  # nothing waits any more
-                    self._settle(future, None, error)
+                self._in_trouble(error)
+                if self._hopeless(item, error):
+                    self._settle(item.future, None, error)
                     return store
-                if self.trouble_since is None:
-                    self.trouble_since = time.monotonic()
-                    log.warning("%s; lane %s keeps trying", error, self.name)
-                self._giving_up.wait(delay)
+                self._giving_up.wait(
+                    delay if item.until is None else min(delay, max(0.0, item.until - time.monotonic()))
+                )
                 delay = min(delay * 2, 1.0)
             except Exception as error:  # noqa: BLE001  the lane must survive one bad piece of work; its caller gets the error
-                self._settle(future, None, error)
+                self._settle(item.future, None, error)
                 return store
             else:
-                if self.trouble_since is not None:
-                    log.info("lane %s writes again after %.1f s", self.name, time.monotonic() - self.trouble_since)
-                    self.trouble_since = None
-                self._settle(future, value, None)
+                self._well()
+                self._settle(item.future, value, None)
                 return store
+
+    def _hopeless(self, item: _Item, error: StoreBusy) -> bool:
+        """Whether to give up on the work. A file that is gone does not come back by waiting: whoever waits is told at once."""
+        if self._giving_up.is_set():
+            return True
+        if item.until is None:
+            return False
+        if isinstance(error, StoreGone):
+            return True
+        if time.monotonic() >= item.until:
+            self._forget_trouble()  # nothing waits any more
+            return True
+        return False
 
     def _settle(self, future: asyncio.Future[Any] | None, value: Any, error: Exception | None) -> None:
         if future is None:

@@ -8,6 +8,8 @@ until they are gone, so a crash in between leaks nothing.
 from __future__ import annotations
 
 import json
+from collections import Counter
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from ostler.store.sqlite import SqliteDatabase
@@ -25,8 +27,8 @@ class Purged(NamedTuple):
 class Retention:
     """The steps. None of them depends on an earlier one; each finds for itself what is too old."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
-        self._db = db
+    def __init__(self, db: SqliteDatabase, moved: Callable[[Mapping[tuple[str, str], int]], None]) -> None:
+        self._db, self._moved = db, moved
 
     def purge(self, *, done_before: int | None, failed_before: int | None, most: int = 200) -> Purged:
         """Delete jobs that ended before these times (done and cancelled ones; failed ones). None: they are kept."""
@@ -54,6 +56,7 @@ class Retention:
     def _delete(self, jobs: list[int]) -> list[int]:
         rows = self._db.run("purge_jobs", ids=json.dumps(jobs))
         gone = json.dumps([row["id"] for row in rows])
+        self._moved({key: -n for key, n in Counter((row["queue"], row["status"]) for row in rows).items()})
         self._db.run("purge_events", ids=gone)
         self._db.run("purged_add", ids=gone)
         if chains := {row["chain"] for row in rows if row["chain"] is not None}:

@@ -8,6 +8,7 @@ process, and after a power cut the job simply runs again.
 from __future__ import annotations
 
 import logging
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ostler import private
-from ostler.errors import BadArguments, ConfigError, StoreBusy
+from ostler.errors import BadArguments, ConfigError, StoreBusy, StoreGone
 from ostler.store import queries
 
 log = logging.getLogger("ostler.store")
@@ -33,24 +34,33 @@ class SqliteDatabase:
 
     dialect = "sqlite"
 
-    def __init__(self, path: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        durable: bool = True,
+        busy_timeout: float = 5.0,
+        read_only: bool = False,
+        cache_mb: int = 4,
+    ) -> None:
         self.path = path
         self._sql = queries.load(self.dialect)
-        self._busy_timeout = busy_timeout
+        self._busy_timeout, self._read_only = busy_timeout, read_only
         self.held = 0.0  # seconds that the write lock was held in all
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
-            self._insist(lambda: self._pragmas(durable=durable, read_only=read_only))
+            self._insist(lambda: self._pragmas(durable=durable, read_only=read_only, cache_mb=cache_mb))
+            self._file = _identity(path)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, path) from error
 
-    def _pragmas(self, *, durable: bool, read_only: bool) -> None:
+    def _pragmas(self, *, durable: bool, read_only: bool, cache_mb: int) -> None:
         execute = self._connection.execute
         if not read_only:
             execute("PRAGMA journal_mode = WAL")
         execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
-        execute("PRAGMA cache_size = -16000")
+        execute(f"PRAGMA cache_size = -{cache_mb}000")  # per connection, and a node has several
         execute("PRAGMA temp_store = MEMORY")
         execute("PRAGMA journal_size_limit = 67108864")
         if read_only:
@@ -149,6 +159,14 @@ class SqliteDatabase:
                 self._connection.execute(f"PRAGMA user_version = {number}")
         return [name for _, name, _ in todo]
 
+    def require(self) -> None:
+        """Raise ConfigError when the schema is older than this code reads. For connections that may not change it."""
+        newest = max(number for number, _, _ in queries.migrations(self.dialect))
+        if (found := self._version()) < newest:
+            raise ConfigError(
+                f"{self.path} has schema {found}, this ostler reads {newest}; start a node there once with 'ostler up' to bring it up to date"
+            )
+
     def _version(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
@@ -156,8 +174,29 @@ class SqliteDatabase:
         """A number that changes when another connection has committed something."""
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
+    def check_file(self) -> None:
+        """Raise StoreGone when the file that this connection has open is no longer the one at its path.
+
+        SQLite does not notice: it goes on in a file that nobody will ever open again. Reading may go on there.
+        """
+        found = _identity(self.path)
+        if found != self._file and not self._read_only:
+            what = "deleted" if found is None else "replaced by another file"
+            raise StoreGone(
+                f"the database {self.path} was {what} while it was in use; nothing was stored. Stop the node, put the file back, start it again"
+            )
+
     def close(self) -> None:
         self._connection.close()
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
+    """Which file is there; None when there is none."""
+    try:
+        found = os.stat(path)  # noqa: PTH116  quicker, and it is called often
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _locked(error: sqlite3.OperationalError) -> bool:

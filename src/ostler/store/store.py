@@ -35,7 +35,14 @@ class Store:
 
     @classmethod
     def open(
-        cls, url: str, data: Path, *, durable: bool = True, busy_timeout: float = 5.0, read_only: bool = False
+        cls,
+        url: str,
+        data: Path,
+        *,
+        durable: bool = True,
+        busy_timeout: float = 5.0,
+        read_only: bool = False,
+        cache_mb: int = 4,
     ) -> Store:
         """Connect and bring the schema up to date. `url` '' or 'sqlite' is the database in the data directory."""
         path = database_path(url, data)
@@ -54,14 +61,18 @@ class Store:
                 f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data"
             ) from error
         try:
-            db = SqliteDatabase(path, durable=durable, busy_timeout=busy_timeout, read_only=read_only)
+            db = SqliteDatabase(
+                path, durable=durable, busy_timeout=busy_timeout, read_only=read_only, cache_mb=cache_mb
+            )
         except StoreBusy as error:
             if "unable to open" not in str(error) and "readonly" not in str(error):
                 raise  # locked or full: that passes
             raise ConfigError(
                 f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
             ) from error
-        if not read_only:
+        if read_only:
+            db.require()
+        else:
             db.migrate()
         return cls(db)
 

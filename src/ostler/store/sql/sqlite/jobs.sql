@@ -87,7 +87,7 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
                json_extract(value, '$[7]') AS last
           FROM json_each(:batch)) AS r
  WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.limit_key;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.later, jobs.batch, jobs.limit_key;
 
 -- name: note
 -- Progress and named events of running jobs: several per job in one batch, in order.
@@ -131,7 +131,7 @@ SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node AND canc
 -- name: cancel_queued
 UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
        error = json_object('code', 'CANCELLED', 'message', 'cancelled before it began')
- WHERE id = :id AND status = 'queued' RETURNING id, seq, queue, status, batch, limit_key;
+ WHERE id = :id AND status = 'queued' RETURNING id, seq, queue, status, later, batch, limit_key;
 
 -- name: cancel_running
 UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
@@ -161,10 +161,10 @@ SELECT id, task, queue, status, substr(args, 1, 201) AS args, priority, attempt,
   FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
 
 -- name: depths
-SELECT queue, status, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue
- UNION ALL SELECT queue, 'scheduled', count(*) FROM jobs WHERE status = 'queued' AND later = 1 GROUP BY queue
- UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status = 'processing' GROUP BY queue
- UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status IN ('failed', 'cancelled') GROUP BY queue, status;
+SELECT queue, status, n FROM depths WHERE n <> 0;
+
+-- name: depth_add
+INSERT INTO depths (queue, status, n) VALUES (?, ?, ?) ON CONFLICT (queue, status) DO UPDATE SET n = n + excluded.n;
 
 -- name: declare_task
 INSERT INTO tasks (name, queue, attempts, timeout, priority, policy, parameters, declared_at)
@@ -176,11 +176,21 @@ ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.att
 SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks ORDER BY name;
 
 -- name: depth_up_to
--- How many wait, but no further than the question needs.
-SELECT count(*) AS n FROM (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 LIMIT :limit);
+SELECT coalesce(sum(min(n, :limit)), 0) AS n FROM depths WHERE status = 'queued' AND n > 0;
 
 -- name: oldest_ready
-SELECT queue, min(created_at) AS at FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue;
+-- The first job in line of each priority, and of those the oldest: a few steps in the index, however many wait.
+WITH RECURSIVE line (queue, priority, n) AS (
+  SELECT d.queue, (SELECT max(priority) FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = d.queue), 1
+    FROM depths AS d WHERE d.status = 'queued' AND d.n > 0
+   UNION ALL
+  SELECT l.queue, (SELECT max(priority) FROM jobs
+                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = l.queue AND priority < l.priority), n + 1
+    FROM line AS l WHERE l.priority IS NOT NULL AND n < 100)
+SELECT queue, min((SELECT created_at FROM jobs
+                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = line.queue AND priority = line.priority
+                    ORDER BY coalesce(position, id), id LIMIT 1)) AS at
+  FROM line WHERE priority IS NOT NULL GROUP BY queue;
 
 -- name: live_jobs
 SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(:ids))

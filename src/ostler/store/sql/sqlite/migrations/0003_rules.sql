@@ -36,13 +36,20 @@ CREATE TABLE steps (
 -- Jobs whose rows are deleted and whose logs and artifacts are not yet: written with the delete, worked off by upkeep.
 CREATE TABLE purged (job INTEGER PRIMARY KEY) STRICT;
 
--- How many jobs of each queue are in each state, written in the transaction that changes them.
+-- How many jobs of each queue are queued, scheduled, processing, failed and cancelled, written in the transaction that changes
+-- them. There is one writer at a time, so one row is enough; where several nodes write at once it is split into a row per node,
+-- and readers add them up.
 CREATE TABLE depths (
   queue  TEXT NOT NULL,
   status TEXT NOT NULL,
   n      INTEGER NOT NULL,
   PRIMARY KEY (queue, status)
 ) STRICT, WITHOUT ROWID;
+
+INSERT INTO depths (queue, status, n)
+SELECT queue, 'queued', count(*) FROM jobs WHERE status = 'queued' AND later = 0 GROUP BY queue
+ UNION ALL SELECT queue, 'scheduled', count(*) FROM jobs WHERE status = 'queued' AND later = 1 GROUP BY queue
+ UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status IN ('processing', 'failed', 'cancelled') GROUP BY queue, status;
 
 -- What a worker was doing is its tenant's to name: 'job:7'.
 ALTER TABLE exits ADD COLUMN item TEXT;

@@ -1,0 +1,15 @@
+"""What the queue depths should be: counted from the rows."""
+
+from __future__ import annotations
+
+import sqlite3
+
+
+def counted(connection: sqlite3.Connection) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for queue, status, n in connection.execute(
+        "SELECT queue, CASE WHEN status = 'queued' AND later = 1 THEN 'scheduled' ELSE status END, count(*) FROM jobs"
+        " WHERE status <> 'done' GROUP BY 1, 2"
+    ):
+        found.setdefault(queue, {})[status] = n
+    return found
