@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ostler.web.pages import Tries
 from tests.harness import Node, call
 
 
@@ -183,6 +184,37 @@ def test_a_token_is_asked_where_one_is_set(make_node) -> None:
     for page in ("/", "/docs"):  # a person is led to where the token is asked for
         assert _status(secured, "GET", page, **asked) == 303
     assert secured.post("/login", b"token=" + b"x" * 5000)[0] == 413, "who has no token cannot fill the memory"
+
+
+def test_tokens_cannot_be_guessed_at_the_login(make_node) -> None:
+    secured = make_node("--pool", "work=1", "--pool", "other=0", ready=False, OSTLER_TOKEN="sesame")
+    assert [_login(secured, f"guess{n}") for n in range(10)] == [(303, "/login?wrong=1")] * 10
+    assert _login(secured, "guess") == (429, None)
+    assert _login(secured, "sesame") == (429, None), "a right guess after the limit tells nothing"
+    assert call(secured.url, "GET", "/api/v1/info", headers={"Authorization": "Bearer sesame"})[0] == 200
+
+
+def test_wrong_tokens_are_forgotten_after_a_minute_and_per_client() -> None:
+    tries = Tries()
+    for second in range(10):
+        assert not tries.is_over("a", second)
+        tries.note("a", second)
+    assert tries.is_over("a", 59.9)
+    assert not tries.is_over("b", 59.9)
+    assert not tries.is_over("a", 60)
+    for other in range(2000):
+        tries.note(other, 61)
+    assert not tries.is_over("a", 61), "clients are remembered up to a bound"
+
+
+def _login(node: Node, token: str) -> tuple[int, str | None]:
+    host, port = node.url.removeprefix("http://").split(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    connection.request("POST", "/login", f"token={token}")
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status, answer.headers["Location"]
 
 
 _ = (Path, os)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import hashlib
 import hmac
 import mimetypes
+import time
+from collections import deque
+from collections.abc import Hashable
 from functools import cache
 from importlib.resources import files
 from urllib.parse import parse_qs, quote
@@ -18,7 +21,9 @@ from starlette.responses import RedirectResponse, Response
 
 from ostler.errors import NotFound
 from ostler.web.auth import COOKIE, secret
+from ostler.web.connections import PEER
 from ostler.web.context import Context
+from ostler.web.errors import failure
 from ostler.web.jobs import read
 
 _POLICY = (
@@ -33,6 +38,28 @@ _HEADERS = {
 }
 _REMEMBERED = 30 * 86_400
 _FORM = 4096  # bytes of the form that asks for the token
+
+
+class Tries:
+    """Wrong tokens at /login. After `most` in a minute, no more of that client's are looked at until the minute is over."""
+
+    most, window, clients = 10, 60.0, 1000
+
+    def __init__(self) -> None:
+        self._wrong: dict[Hashable, deque[float]] = {}
+
+    def is_over(self, client: Hashable, now: float) -> bool:
+        wrong = self._wrong.get(client, deque())
+        while wrong and wrong[0] <= now - self.window:
+            wrong.popleft()
+        return len(wrong) >= self.most
+
+    def note(self, client: Hashable, now: float) -> None:
+        wrong = self._wrong.pop(client, deque())
+        wrong.append(now)
+        self._wrong[client] = wrong  # the newest is last
+        if len(self._wrong) > self.clients:
+            del self._wrong[next(iter(self._wrong))]
 
 
 @cache
@@ -60,7 +87,7 @@ def asset(name: str, request: Request | None = None, status: int = 200) -> Respo
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    token = secret(context.settings)
+    token, tries = secret(context.settings), Tries()
 
     @routes.get("/")
     async def root(request: Request) -> Response:
@@ -84,7 +111,13 @@ def router(context: Context) -> APIRouter:
     async def enter(request: Request) -> Response:
         # Nobody is known here yet: a body that is larger than any token is not read to its end.
         given = parse_qs((await read(request, _FORM)).decode("utf-8", "replace")).get("token", [""])[0]
+        client, now = _client(request, proxied=bool(context.settings.public)), time.monotonic()
+        if tries.is_over(client, now):
+            return failure(
+                429, "TOO_MANY_TRIES", f"{tries.most} wrong tokens in a minute; wait a minute, then try again"
+            )
         if not hmac.compare_digest(given.encode(), token.encode()):
+            tries.note(client, now)
             return RedirectResponse("/login?wrong=1", 303)
         return _remember(RedirectResponse("/", 303), token, request)
 
@@ -95,6 +128,12 @@ def router(context: Context) -> APIRouter:
         return answer
 
     return routes
+
+
+def _client(request: Request, *, proxied: bool) -> Hashable:
+    """Whose tries are counted together: a user of this machine, or an address, which a proxy tells in X-Forwarded-For."""
+    uid = request.scope.get(PEER)
+    return uid if uid is not None and not proxied else request.client and request.client.host
 
 
 def _remember(answer: Response, token: str, request: Request) -> Response:
