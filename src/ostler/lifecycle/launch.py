@@ -12,7 +12,7 @@ from ostler.lifecycle.worker import PoolSpec, Slot
 
 def places(spec: PoolSpec, slot: Slot) -> dict[str, str]:
     """`{n}` and `{port}` for one worker; a port is looked for only where one is wanted."""
-    wants_port = any("{port}" in part for part in (*spec.argv, *spec.env.values()))
+    wants_port = spec.probe is not None and any("{port}" in part for part in (*spec.argv, *spec.env.values()))
     return {"n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
 
 
@@ -21,8 +21,13 @@ def prepare(
 ) -> Launch:
     """The launch of one generation."""
     return Launch(
-        argv=[_fill(a, filled) for a in spec.argv],
-        env={**os.environ, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
+        argv=list(spec.argv) if spec.probe is None else [_fill(a, filled) for a in spec.argv],
+        env={
+            **os.environ,
+            **spec.given,
+            **{k: _fill(v, filled) for k, v in spec.env.items()},
+            "OSTLER_COMPONENT": slot.component,
+        },
         mark=f"{token}/{slot.component}/{generation}/",
         log=logs / f"{spec.name}-{slot.number}.log",
         cwd=spec.cwd,
