@@ -207,3 +207,23 @@ def test_names_do_not_clash() -> None:
 
 
 _ = (Node, sys)
+
+
+def test_a_data_directory_and_an_app_with_places_in_their_names_are_left_as_they_are(make_node, tmp_path: Path) -> None:
+    """Only what the user wrote in app.command is filled in."""
+    folder = tmp_path / "data{n}-{port}"
+    folder.mkdir()
+    shown = "import os, time; print(os.environ['OSTLER_DATA'], os.environ['MINE'], flush=True); time.sleep(600)"
+    code = [
+        f"app.command('show', [sys.executable, '-c', {shown!r}], env={{'MINE': 'number {{n}}'}}, ready='line:number')",
+        "@app.job(queue='work')",
+        "def put(job):",
+        "    (job.scratch / 'file').write_text('x')",
+        "    return str(job.publish(job.scratch / 'file', f'{job.id}/file').key)",
+    ]
+    node = make_node("--pool", "work=1", app=app(folder, *code), folder=folder)
+    job = node.wait_job(node.enqueue("put"))
+    assert (folder / "results" / job["result"]).read_text() == "x"
+    log = (folder / "logs" / "show-0.log").read_text()
+    assert f"{folder} number 0" in log
+    assert list(tmp_path.iterdir()) == [folder]

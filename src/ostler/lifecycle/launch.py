@@ -15,7 +15,7 @@ from ostler.lifecycle.worker import PoolSpec, Slot
 
 def places(spec: PoolSpec, slot: Slot, argv: Sequence[str]) -> dict[str, str]:
     """`{n}` and `{port}` for one worker; a port is looked for only where one is wanted."""
-    wants_port = any("{port}" in part for part in (*argv, *spec.env.values()))
+    wants_port = spec.probe is not None and any("{port}" in part for part in (*argv, *spec.env.values()))
     return {"n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
 
 
@@ -32,8 +32,13 @@ def prepare(
     """The launch of one generation. The node's token is not for jobs: they need only the store."""
     inherited = {k: v for k, v in os.environ.items() if k not in (family.NODE, "OSTLER_TOKEN")}
     return Launch(
-        argv=[_fill(a, filled) for a in argv],
-        env={**inherited, **{k: _fill(v, filled) for k, v in spec.env.items()}, "OSTLER_COMPONENT": slot.component},
+        argv=list(argv) if spec.probe is None else [_fill(a, filled) for a in argv],
+        env={
+            **inherited,
+            **spec.given,
+            **{k: _fill(v, filled) for k, v in spec.env.items()},
+            "OSTLER_COMPONENT": slot.component,
+        },
         mark=f"{token}/{slot.component}/{generation}/",
         log=worker_log(data, spec.name, slot.number),
         cwd=spec.cwd,

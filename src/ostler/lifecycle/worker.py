@@ -119,7 +119,8 @@ class PoolSpec:
     name: str
     size: int
     argv: Sequence[str] | Callable[[Slot], Sequence[str]]
-    env: Mapping[str, str] = field(default_factory=dict)
+    env: Mapping[str, str] = field(default_factory=dict)  # places are filled in here and in a program's argv
+    given: Mapping[str, str] = field(default_factory=dict)  # as they are: a path may well have {n} in its name
     cwd: str | None = None
     probe: Probe | None = None
     drain_signal: int = signal.SIGTERM
