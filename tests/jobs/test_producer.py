@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ostler.config import Settings
-from ostler.errors import StoreGone
-from ostler.jobs.producer import Producer
+from ostler.errors import BadArguments, StoreGone
+from ostler.jobs.producer import Producer, prepare
 from ostler.store.rows import NewJob
 
 JOB = NewJob("t", "q", "{}")
@@ -34,3 +34,11 @@ def test_a_producer_goes_on_with_the_file_that_replaced_the_database(tmp_path: P
     with pytest.raises(StoreGone, match="replaced"):
         producer.enqueue([JOB])
     assert producer.enqueue([JOB]) == [2]
+
+
+@pytest.mark.parametrize("seconds", [1_790_000_000, 1_790_000_000.5])
+def test_run_at_in_seconds_is_refused_with_a_hint(seconds: float) -> None:
+    task = {"t": {"queue": "q", "attempts": 3, "timeout": None, "priority": 0, "parameters": [], "policy": {}}}
+    with pytest.raises(BadArguments, match="milliseconds UTC .* this looks like seconds: multiply by 1000"):
+        prepare(task, "t", {}, 1000, run_at=seconds)
+    assert prepare(task, "t", {}, 1000, run_at=int(seconds * 1000)).run_at == int(seconds * 1000)

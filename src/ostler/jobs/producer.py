@@ -76,8 +76,13 @@ def _timed(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
         if not _number(delay, 0, 1e9):
             raise BadArguments(f"task {task!r}: delay must be a number of seconds from 0, found {delay!r}")
         found["run_at"] = time.time_ns() // 1_000_000 + int(delay * 1000)
-    elif run_at is not None and (not isinstance(run_at, int) or isinstance(run_at, bool) or not 0 <= run_at <= 10**14):
-        raise BadArguments(f"task {task!r}: run_at must be milliseconds UTC as a whole number, found {run_at!r}")
+    elif run_at is not None:
+        seconds = _number(run_at, 10**8, 10**11)  # as seconds 1973 to 5138, as milliseconds no later than 1973
+        if seconds or not isinstance(run_at, int) or isinstance(run_at, bool) or not 0 <= run_at <= 10**14:
+            hint = "; this looks like seconds: multiply by 1000" if seconds else ""
+            raise BadArguments(
+                f"task {task!r}: run_at must be milliseconds UTC as a whole number, found {run_at!r}{hint}"
+            )
     return found
 
 
