@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ostler.store import Store
-from tests.harness import Node
+from tests.harness import APP, Node
 
 
 @pytest.fixture
@@ -17,7 +17,7 @@ def store(tmp_path: Path):
 
 @pytest.fixture
 def make_node(tmp_path: Path):
-    """Start nodes; each ends with the test, by force if need be."""
+    """Start nodes; each is killed at the end of its test (how nodes stop in order has tests of its own)."""
     nodes: list[Node] = []
     numbers = itertools.count()
 
@@ -25,19 +25,14 @@ def make_node(tmp_path: Path):
         *flags: str, app=None, folder: Path | None = None, start: bool = True, ready: bool = True, **env: str
     ) -> Node:
         where = folder or tmp_path / f"node{next(numbers)}"
-        node = Node(where, *([app] if app else [Node.__init__.__defaults__[0]]), *flags, **env)
+        node = Node(where, app or APP, *flags, **env)
         nodes.append(node)
         return node.start(ready=ready) if start else node
 
     yield make
     for node in nodes:
         if node.process is not None and node.process.poll() is None:
-            node.process.terminate()
-            try:
-                node.process.wait(1)
-            except Exception:
-                node.process.kill()
-                node.process.wait()
+            node.kill()
 
 
 @pytest.fixture

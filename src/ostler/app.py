@@ -270,7 +270,7 @@ class Ostler:
         self.pool(name, workers=workers, **limits)
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Add routes of the app's own to the node's gateway: a function that takes an `ostler.web.extend.Gateway` and returns a
+        """Add routes of the app's own to the node's HTTP server: a function that takes an `ostler.web.extend.NodeApi` and returns a
         FastAPI `APIRouter`. It is called once, in the node, before the node listens; workers never call it.
         """
         self.routes.append(factory)

@@ -78,7 +78,7 @@ class _Parts:
 
 
 class Node:
-    """One running `ostler up`: a supervisor, a dispatcher and a gateway on one host."""
+    """One running `ostler up`: a supervisor, a dispatcher and an HTTP server on one host."""
 
     def __init__(self, settings: Settings, app: Ostler, target: str) -> None:
         self.settings, self.app, self.target = settings, app, target

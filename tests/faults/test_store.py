@@ -65,6 +65,7 @@ def test_an_enqueue_that_cannot_be_stored_is_refused_and_stores_nothing(make_nod
     lock.execute("ROLLBACK")
     lock.close()
     assert node.get("/api/v1/jobs")[1]["jobs"] == []
+    until(lambda: node.get("/readyz")[0] == 200, "readiness without another enqueue")
 
 
 def test_a_node_stops_in_bounded_time_while_the_store_is_locked(make_node, tmp_path: Path) -> None:

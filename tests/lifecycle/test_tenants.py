@@ -188,10 +188,10 @@ def test_a_worker_over_its_memory_while_busy_serves_on_when_its_memory_has_falle
         worker = await stage.up(slot)
         stage.tenant.at = "session:1"
         worker.rss_mb = 9000.0
-        stage.supervisor._maybe_recycle(slot, worker, time.monotonic())
+        stage.supervisor._recycling.consider(slot, worker, time.monotonic())
         assert slot.pool.retiring is slot and not worker.accepting
         worker.rss_mb = 10.0
-        stage.supervisor._maybe_recycle(slot, worker, time.monotonic())
+        stage.supervisor._recycling.consider(slot, worker, time.monotonic())
         assert slot.pool.retiring is None and worker.accepting
         assert stage.tenant.paused == ["resume"]
         stage.tenant.at = None

@@ -152,7 +152,7 @@ def _parsed(args: str) -> dict[str, Any]:
 def _facts(db: sqlite3.Connection) -> Facts:
     db.execute("PRAGMA synchronous = OFF")  # the image is thrown away
     integrity = db.execute("PRAGMA integrity_check").fetchone()[0]
-    if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
+    if integrity != "ok" or not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'jobs'").fetchone():
         return Facts(integrity, {}, {}, {}, frozenset(), 0)
     rows = db.execute("SELECT id, task, args, status, fence, seq, batch, result FROM jobs")
     jobs = {id_: Row(task, _parsed(args), *rest) for id_, task, args, *rest in rows}

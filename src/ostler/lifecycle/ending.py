@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ostler.events import WorkerMoved
 from ostler.lifecycle import ends, restart
 from ostler.lifecycle.process import Ended, oom_kills
+from ostler.lifecycle.recycling import Recycling
 from ostler.lifecycle.restart import Again, GiveUp
 from ostler.lifecycle.state import Status, move
 from ostler.lifecycle.worker import Exit, Left, Slot, Worker
@@ -31,8 +32,8 @@ _LINES = 30  # of its log in the exit record
 class Endings:
     """The supervisor's part for exits. It alone moves a slot to stopped, crashed or failed."""
 
-    def __init__(self, supervisor: Supervisor, limits: restart.Limits) -> None:
-        self._supervisor, self._limits = supervisor, limits
+    def __init__(self, supervisor: Supervisor, recycling: Recycling, limits: restart.Limits) -> None:
+        self._supervisor, self._recycling, self._limits = supervisor, recycling, limits
         self._oom_kills = oom_kills()
 
     def ended(self, slot: Slot, worker: Worker, ended: Ended, now: float) -> None:
@@ -84,14 +85,14 @@ class Endings:
         self._tell(slot, worker.generation, worker.status, reason=row.reason)
         self._supervisor.records.stopped(row, code)
         if not slot.wanted:
-            self._supervisor.recycled(slot)
+            self._recycling.over(slot)
 
     def _crashed(self, slot: Slot, worker: Worker, row: ExitRow, code: int | None) -> None:
         verdict: restart.Verdict = restart.after_uncounted_crash(self._limits)
         if row.counted:
             slot.history, verdict = restart.after_crash(slot.history, row.at, self._limits)
         slot.rest = move(slot.component, worker.status, Status.CRASHED)
-        self._supervisor.recycled(slot)
+        self._recycling.over(slot)
         delay = verdict.delay if isinstance(verdict, Again) else None
         slot.due, slot.due_ms = time.monotonic() + (delay or 0.0), None if delay is None else row.at + int(delay * 1000)
         self._tell(
@@ -128,7 +129,7 @@ class Endings:
             slot.leaving.remove(worker)
             return
         slot.heir = None
-        self._supervisor.recycled(slot)
+        self._recycling.over(slot)
         slot.spare_recycle_until = now + self._supervisor.settings.backoff_max
         if not worker.leave and not worker.on_purpose:
             what = ends.words(row.reason, row.code, row.signal)

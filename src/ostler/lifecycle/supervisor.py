@@ -18,12 +18,13 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
-from ostler.lifecycle import leaving, plain, recycle, restart
+from ostler.lifecycle import leaving, plain, restart
 from ostler.lifecycle.ending import Endings
 from ostler.lifecycle.orphans import Orphans
 from ostler.lifecycle.pauses import Pauses
 from ostler.lifecycle.record import Records
 from ostler.lifecycle.recycle import RecycleLimits
+from ostler.lifecycle.recycling import Recycling
 from ostler.lifecycle.restart import History, Limits
 from ostler.lifecycle.starting import Starts
 from ostler.lifecycle.state import Status, move
@@ -54,7 +55,8 @@ class Supervisor:
             settings.restart_limit, settings.restart_window, settings.restart_lifetime, settings.backoff_max
         )
         self._starts = Starts(self)
-        self._endings = Endings(self, limits)
+        self._recycling = Recycling(self, self._starts.spawn)
+        self._endings = Endings(self, self._recycling, limits)
         self._orphans = Orphans(self.token, lambda: [w for w in self._workers() if w.sweep is not True])
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -245,7 +247,7 @@ class Supervisor:
                     self._step(slot, worker, now)
                 elif not self._silent(worker, now):
                     self._settle(slot, worker, now)
-                    self._maybe_recycle(slot, worker, now)
+                    self._recycling.consider(slot, worker, now)
             case Status.DRAINING:
                 if not spec.tenant.busy(worker) or (worker.leave_by is not None and now >= worker.leave_by):
                     self._begin_stop(slot, worker, now)
@@ -268,7 +270,7 @@ class Supervisor:
             slot.history = restart.after_healthy(slot.history)
             self.records.settled(worker)
 
-    # ---- ready, and recycled
+    # ---- ready
 
     def _healthy(self, slot: Slot, worker: Worker, now: float) -> None:
         if worker is slot.heir:
@@ -277,7 +279,7 @@ class Supervisor:
         worker.last_beat_ms = now_ms()
         self._move(slot, worker, Status.HEALTHY)
         self._next_beat = min(self._next_beat, now + 0.2)  # its memory is known: show it soon
-        self.recycled(slot)
+        self._recycling.over(slot)
         slot.pool.spec.tenant.ready(worker, worker.info)
 
     def _succeed(self, slot: Slot, heir: Worker) -> None:
@@ -287,38 +289,6 @@ class Supervisor:
         if old is not None:
             slot.leaving.append(old)
             self.leave(old)
-
-    def _maybe_recycle(self, slot: Slot, worker: Worker, now: float) -> None:
-        pool, limits = slot.pool, slot.pool.spec.recycle
-        why = recycle.due(limits, served=worker.served, age=now - worker.ready_at, rss_mb=worker.rss_mb)
-        if worker.tired:
-            why = f"asked for it: {worker.tired}"
-        if why is None or slot.heir is not None or now < slot.spare_recycle_until:
-            if pool.retiring is slot:  # its memory has fallen again: it serves on
-                pool.retiring = None
-                pool.spec.tenant.resume(worker)
-            return
-        if not limits.warm and pool.spec.tenant.busy(worker):
-            # It keeps its turn for itself only when it is idle, or one long job would hold up all others of the pool.
-            if pool.retiring is None:
-                pool.retiring = slot
-            return
-        if pool.recycling is not None:
-            return
-        log.info("%s is recycled: it %s", slot.component, why)
-        pool.recycling = slot
-        if limits.warm:
-            self._starts.spawn(slot, heir=True)
-        else:
-            self.leave(worker)
-
-    def recycled(self, slot: Slot) -> None:
-        """The slot's turn to recycle is over; the next one of the pool may begin."""
-        if slot.pool.retiring is slot:
-            slot.pool.retiring = None
-        if slot.pool.recycling is slot:
-            slot.pool.recycling = None
-            self._wake.set()
 
     # ---- leaving
 

@@ -1,1 +1,1 @@
-"""The gateway: HTTP in front of the node."""
+"""HTTP in front of the node."""

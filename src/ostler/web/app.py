@@ -1,4 +1,4 @@
-"""The gateway: routes per noun, one shape of errors, one gate. No logic of its own."""
+"""The HTTP API: routes per noun, one shape of errors, one gate. No logic of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import ostler
 from ostler.web import errors, flows, info, jobs, metrics, pages, stream, workers
 from ostler.web.auth import Gate
 from ostler.web.context import Context
-from ostler.web.extend import Gateway
+from ostler.web.extend import NodeApi
 
 
-def build(context: Context, routes: Sequence[Callable[[Gateway], APIRouter]] = ()) -> FastAPI:
+def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = ()) -> FastAPI:
     """The ASGI app of one node, with the app's own routes."""
     app = FastAPI(
         title="Ostler",
@@ -28,5 +28,5 @@ def build(context: Context, routes: Sequence[Callable[[Gateway], APIRouter]] = (
     for part in (pages, info, metrics, stream, workers, flows, jobs):
         app.include_router(part.router(context))
     for factory in routes:
-        app.include_router(factory(Gateway(context)))
+        app.include_router(factory(NodeApi(context)))
     return app

@@ -13,7 +13,7 @@ from ostler.store.rows import JobStatus
 from ostler.web.context import Context
 
 
-class Gateway:
+class NodeApi:
     """The node as an app's routes see it. Errors of Ostler that they let pass become the API's own answers."""
 
     def __init__(self, context: Context) -> None:

@@ -17,10 +17,11 @@ from ostler.apps.clips.rules import Cut, Refused, Rules, clip_key, limited_memor
 if TYPE_CHECKING:
     from fastapi import APIRouter
 
-    from ostler.web.extend import Gateway
+    from ostler.web.extend import NodeApi
 
 app = Ostler()
-app.pool("clips", workers=2)
+# Seed 002 asks for it: while others need the machine, a long queue is held for moments.
+app.pool("clips", workers=2, high_watermark=500)
 
 
 @app.job(queue="clips", attempts=3, timeout=600)
@@ -76,10 +77,10 @@ def _cut(job: Job, rules: Rules, wanted: Cut, facts: probe.Facts, output: Path) 
 
 
 @app.web
-def routes(gateway: Gateway) -> APIRouter:
+def routes(node: NodeApi) -> APIRouter:
     """`/api/v1/clips`. Imported here, in the node: workers carry no web framework."""
     from ostler.apps.clips.routes import router  # noqa: PLC0415
 
     rules = Rules.from_environment()
     media.check_installed(rules)
-    return router(gateway, rules)
+    return router(node, rules)

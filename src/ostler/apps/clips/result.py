@@ -14,7 +14,7 @@ from ostler import InputError, NotFound
 from ostler.apps.clips import ranges
 from ostler.apps.clips.rules import ENDED, Rules, clip_key
 from ostler.jobs.results import LocalResults, Published, Results
-from ostler.web.extend import Gateway
+from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
 
 _CHUNK = 1 << 18
@@ -33,13 +33,13 @@ class Expired(InputError):
     status = 410
 
 
-async def find(gateway: Gateway, rules: Rules, job: dict[str, Any]) -> Published:
+async def find(node: NodeApi, rules: Rules, job: dict[str, Any]) -> Published:
     """The clip of a job, or why there is none."""
     if job["status"] != "done":
         error = f": {job['error']['code']}, {job['error']['message']}" if job["error"] else ""
         more = "" if job["status"] in ENDED else "; ask again when it is done"
         raise NotReady(f"job {job['id']} has no clip, it is {job['status']}{error}{more}")
-    found = await asyncio.to_thread(gateway.results.find, clip_key(job["id"]))
+    found = await asyncio.to_thread(node.results.find, clip_key(job["id"]))
     if found is None:
         raise Expired(f"the clip of job {job['id']} has been deleted; cut it again")
     age = time.time() - found.at / 1000
@@ -50,7 +50,7 @@ async def find(gateway: Gateway, rules: Rules, job: dict[str, Any]) -> Published
     return found
 
 
-async def answer(gateway: Gateway, request: Request, clip: Published) -> Response:
+async def answer(node: NodeApi, request: Request, clip: Published) -> Response:
     """The clip, or the piece of it that the request asks for, streamed from wherever it is stored."""
     tag = f'"{clip.sha256}"'
     headers = {"ETag": tag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
@@ -73,7 +73,7 @@ async def answer(gateway: Gateway, request: Request, clip: Published) -> Respons
     if request.method == "HEAD":
         return Response(headers=headers, media_type="video/mp4")
     try:
-        file = await asyncio.to_thread(gateway.results.open, clip.key)
+        file = await asyncio.to_thread(node.results.open, clip.key)
     except FileNotFoundError:
         raise Expired(f"{clip.key} has been deleted; cut it again") from None
     return StreamingResponse(_pieces(file, part), 206 if piece else 200, headers, "video/mp4")

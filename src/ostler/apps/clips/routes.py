@@ -18,7 +18,7 @@ from ostler.apps.clips import result as clips
 from ostler.apps.clips import source, uploads
 from ostler.apps.clips.rules import ENDED, Refused, Rules
 from ostler.web import body
-from ostler.web.extend import Gateway
+from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.clips")
@@ -50,41 +50,41 @@ _DOCS = {
 }
 
 
-def router(gateway: Gateway, rules: Rules) -> APIRouter:
+def router(node: NodeApi, rules: Rules) -> APIRouter:
     routes = APIRouter(prefix="/api/v1/clips", tags=["clips"])
-    data = gateway.settings.data_dir
-    sweeping = asyncio.get_running_loop().create_task(_sweep(gateway, rules), name="clips-uploads")
+    data = node.settings.data_dir
+    sweeping = asyncio.get_running_loop().create_task(_sweep(node, rules), name="clips-uploads")
 
     @routes.post("", status_code=201, openapi_extra=_DOCS, summary="Cut a clip")
     async def create(request: Request) -> Response:
         """From a path or URL (JSON) or an upload (a form). On any error nothing was stored."""
         kind, options = parse_options_header(request.headers.get("content-type", ""))
         if kind == b"multipart/form-data":
-            job = await _from_form(gateway, rules, request, options.get(b"boundary", b""))
+            job = await _from_form(node, rules, request, options.get(b"boundary", b""))
         else:
             wanted = _parse(await _read(request))
             rules.check_cut(wanted["start"], wanted["end"])
             await asyncio.to_thread(source.check, wanted["source"], rules, data)
-            job = await gateway.enqueue("clip", wanted)
+            job = await node.enqueue("clip", wanted)
         return JSONResponse(job, 201, {"Location": f"/api/v1/clips/{job['id']}"})
 
     @routes.get("/{job}", summary="A clip's job with its timeline")
     async def one(job: int) -> Response:
-        return JSONResponse(await _clip_job(gateway, job))
+        return JSONResponse(await _clip_job(node, job))
 
     @routes.api_route("/{job}/result", methods=["GET", "HEAD"], summary="The clip, whole or a range of it")
     async def result(job: int, request: Request) -> Response:
-        found = await clips.find(gateway, rules, await _clip_job(gateway, job))
-        return await clips.answer(gateway, request, found)
+        found = await clips.find(node, rules, await _clip_job(node, job))
+        return await clips.answer(node, request, found)
 
     # The loop keeps only a weak hold on its tasks; the router lives as long as the node.
     routes.sweeping = sweeping  # type: ignore[attr-defined]
     return routes
 
 
-async def _from_form(gateway: Gateway, rules: Rules, request: Request, boundary: bytes) -> dict[str, Any]:
+async def _from_form(node: NodeApi, rules: Rules, request: Request, boundary: bytes) -> dict[str, Any]:
     """Take the upload, then store its job. An upload without a job is deleted at once, or by age if the node dies here."""
-    data, stream = gateway.settings.data_dir, request.stream()
+    data, stream = node.settings.data_dir, request.stream()
     try:
         if (length := request.headers.get("content-length", "")).isdigit():
             rules.check_size(int(length) - uploads.FORM, "the upload")  # refused before a byte of it is taken
@@ -99,7 +99,7 @@ async def _from_form(gateway: Gateway, rules: Rules, request: Request, boundary:
     try:
         start, end = (_seconds(upload.fields, name) for name in ("start", "end"))
         rules.check_cut(start, end)
-        job = await gateway.enqueue("clip", {"source": source.UPLOAD + upload.token, "start": start, "end": end})
+        job = await node.enqueue("clip", {"source": source.UPLOAD + upload.token, "start": start, "end": end})
     except (InputError, StoreBusy, Refused):  # these, and no others, promise that nothing was stored
         upload.discard()
         raise
@@ -138,19 +138,19 @@ def _parse(body: bytes) -> dict[str, Any]:
     return value
 
 
-async def _clip_job(gateway: Gateway, job: int) -> dict[str, Any]:
-    found = await gateway.job(job)
+async def _clip_job(node: NodeApi, job: int) -> dict[str, Any]:
+    found = await node.job(job)
     if found["task"] != "clip":
         raise NotFound(f"job {job} is no clip, but {found['task']!r}; look at /api/v1/jobs/{job}")
     return found
 
 
-async def _sweep(gateway: Gateway, rules: Rules) -> None:
+async def _sweep(node: NodeApi, rules: Rules) -> None:
     """Delete what nobody needs any more, again and again, for as long as the node runs."""
 
     async def live(job: int) -> bool:
         try:
-            return (await gateway.job(job))["status"] not in ENDED
+            return (await node.job(job))["status"] not in ENDED
         except NotFound:
             return False
 
@@ -158,9 +158,9 @@ async def _sweep(gateway: Gateway, rules: Rules) -> None:
     while True:
         began = time.monotonic()
         try:
-            await uploads.sweep(gateway.settings.data_dir, rules, live, time.time())
+            await uploads.sweep(node.settings.data_dir, rules, live, time.time())
             if began >= expire_at:
-                await asyncio.to_thread(clips.expire, gateway.results, rules.result_ttl, time.time())
+                await asyncio.to_thread(clips.expire, node.results, rules.result_ttl, time.time())
                 expire_at = began + _EXPIRE_EVERY
         except Exception:  # the next look may do better
             log.exception("old uploads and clips could not be swept")
