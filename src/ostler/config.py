@@ -39,7 +39,7 @@ class PoolSettings:
 
     workers: int | None = _setting(None, "how many workers the pool has")
     startup_deadline: float | None = _setting(None, "seconds from spawn to ready")
-    stale_after: float | None = _setting(None, "seconds without a beat until a worker counts as hung")
+    stale_after: float | None = _setting(None, "seconds without a heartbeat until a worker counts as hung")
     stop_grace: float | None = _setting(None, "seconds that running work gets when the worker is stopped")
     recycle_count: int | None = _setting(None, "recycle a worker after so many served items")
     recycle_age: float | None = _setting(None, "recycle a worker after so many seconds")
@@ -73,15 +73,21 @@ class Settings:
     log_level: str = _setting("info", "debug, info, warning or error")
 
     workers: int = _setting(2, "workers of a pool that names no number of its own")
-    heartbeat_interval: float = _setting(5.0, "how often a worker beats, and the node writes all beats")
-    stale_after: float = _setting(30.0, "silence after which a worker counts as hung and is killed; at least 3 beats")
+    heartbeat_interval: float = _setting(
+        5.0, "seconds between heartbeats of a worker, and between writes of all heartbeats"
+    )
+    stale_after: float = _setting(
+        30.0, "seconds without a heartbeat after which a worker counts as hung and is killed; at least 3 heartbeats"
+    )
     startup_deadline: float = _setting(60.0, "a worker that is not ready by then is killed; that counts as a crash")
     stop_grace: float = _setting(10.0, "what running work gets when a worker or the node is stopped, before SIGTERM")
     term_grace: float = _setting(2.0, "from SIGTERM to SIGKILL")
-    healthy_after: float = _setting(300.0, "so long healthy, and the row of crashes ends: the next delay is 1 s again")
-    restart_limit: int = _setting(5, "so many crashes within restart_window and the worker is failed")
+    healthy_after: float = _setting(
+        300.0, "healthy seconds after which the crash streak resets: the next delay is 1 s again"
+    )
+    restart_limit: int = _setting(5, "crashes within restart_window that mark a worker failed")
     restart_window: float = _setting(300.0, "the sliding window of restart_limit")
-    restart_lifetime: int = _setting(20, "so many crashes in all and the worker is failed")
+    restart_lifetime: int = _setting(20, "crashes in all that mark a worker failed")
     backoff_max: float = _setting(60.0, "the longest delay before a restart; it doubles from 1 s")
     recycle_count: int = _setting(0, "recycle each worker after so many served items; 0: never")
     recycle_age: float = _setting(0.0, "recycle each worker after so many seconds; 0: never")
@@ -334,7 +340,7 @@ def check_pool(settings: Settings, name: str, pool: PoolSettings) -> None:
 def _check_stale(key: str, stale: float, beat: float) -> None:
     if stale < 3 * beat - 1e-9:
         raise ConfigError(
-            f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late beat would kill a healthy worker"
+            f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late heartbeat would kill a healthy worker"
         )
 
 
