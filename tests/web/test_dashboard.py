@@ -123,7 +123,7 @@ def test_a_killed_worker_is_seen_to_crash_and_come_back(make_node, page: Page, t
         "el => { window.seen = []; new MutationObserver(() => seen.push(el.textContent)).observe(el, { childList: true, characterData: true, subtree: true }); }"
     )
     os.kill(pid, signal.SIGKILL)
-    expect(row).to_contain_text("signal, SIGKILL")
+    expect(row).to_contain_text("killed by SIGKILL")
     expect(row).not_to_contain_text(str(pid))
     expect(shown).to_have_text("healthy")
     assert page.evaluate("seen")[0] == "crashed"
@@ -262,7 +262,7 @@ def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: P
         "worker:work:0", "to come back", lambda w: w["generation"] > generation and w["status"] == "healthy"
     )
     expect(detail.locator("tbody tr").first).to_contain_text("killed")
-    expect(detail.locator("tbody tr").first).to_contain_text("SIGKILL")
+    expect(detail.locator("tbody tr").first).to_contain_text("killed by an operator")
 
 
 def test_many_jobs_are_chosen_retried_and_redriven(node: Node, page: Page) -> None:
