@@ -394,7 +394,7 @@ def _address(folder: Path, url: str) -> Iterator[None]:
     """`node.json` tells the CLI where the node listens."""
     path = folder / "node.json"
     with private.open(path, "w", encoding="ascii") as file:
-        file.write(json.dumps({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}))
+        json.dump({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}, file)
     try:
         yield
     finally:

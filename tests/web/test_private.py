@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ostler.jobs import results, scratch
 from tests import users
 from tests.harness import APP, FAST, call, until
 from tests.users import NOBODY, STRANGER, as_root, place
@@ -87,6 +88,27 @@ def test_results_elsewhere_are_left_alone(make_node, tmp_path) -> None:
     node = make_node("--pool", "work=1", "--pool", "other=0", OSTLER_RESULTS=str(results))
     node.stop()
     assert stat.S_IMODE(results.stat().st_mode) == 0o755
+
+
+@pytest.mark.parametrize("directory", [0o700, 0o2770])
+def test_scratch_and_artifacts_are_as_private_as_the_data_directory(tmp_path, directory: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(directory)
+    source = tmp_path / "clip"
+    source.write_text("x")
+    source.chmod(0o644)
+    for umask in (0o000, 0o077):
+        before = os.umask(umask)
+        try:
+            results.connect("", data).put(source, f"{umask}/clip", 1)
+            scratch.make(data / "scratch", umask, 1)
+        finally:
+            os.umask(before)
+    file = 0o660 if directory == 0o2770 else 0o600
+    assert {"results/0/clip", "results/63/.clip.ostler"} <= modes(data).keys()
+    assert wrong_modes(data, directory, file, file) == {}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (data / "scratch").rglob("*")} == {directory}
 
 
 @as_root
