@@ -30,9 +30,14 @@ def prepare(data: Path, group: str = "") -> None:
     A file system without modes (drvfs, some volumes) costs one warning.
     """
     gid = _gid(group) if group else None
-    fresh = not data.exists()
-    data.mkdir(_OWN, parents=True, exist_ok=True)
-    found = data.stat()
+    try:
+        fresh = not data.exists()
+        data.mkdir(_OWN, parents=True, exist_ok=True)
+        found = data.stat()
+    except OSError as error:
+        raise ConfigError(
+            f"the data directory {data} cannot be made: {error.strerror}; name another with --data"
+        ) from error
     wanted = _OWN if gid is None else _SHARED
     if stat.S_IMODE(found.st_mode) == wanted and gid in (None, found.st_gid):
         return
@@ -146,17 +151,31 @@ def token(data: Path) -> str:
     """The node's own token, made at its first start; the group may read it."""
     import secrets  # noqa: PLC0415  workers need none
 
-    found = read_token(data)
+    found = read_token(data) if _is_ours(data / TOKEN) else ""
     if not found:
         found = secrets.token_urlsafe(32)
         fresh = data / f"{TOKEN}.new"
-        fresh.unlink(missing_ok=True)
-        with open(fresh, "x", encoding="ascii") as file:
-            file.write(found + "\n")
-        fresh.replace(data / TOKEN)
+        try:
+            fresh.unlink(missing_ok=True)
+            with open(fresh, "x", encoding="ascii") as file:
+                file.write(found + "\n")
+            fresh.replace(data / TOKEN)
+        except OSError as error:
+            raise ConfigError(
+                f"{data / TOKEN} cannot be written: {error.strerror}; delete it, or name another with --data"
+            ) from error
     with contextlib.suppress(OSError):  # `prepare` has warned
         (data / TOKEN).chmod(file_mode(data) & 0o640)
     return found
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether the file can be believed: in a directory that others can write to, one of them may have put it there."""
+    try:
+        found = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISREG(found.st_mode) and found.st_uid in (0, os.geteuid())
 
 
 def read_token(data: Path) -> str:

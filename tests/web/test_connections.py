@@ -122,6 +122,33 @@ def test_who_does_not_ask_in_time_is_sent_away_and_who_has_asked_is_not() -> Non
     asyncio.run(main())
 
 
+def test_a_second_request_must_be_whole_in_time_too() -> None:
+    class Hasty(Connection):
+        head_patience = 0.05
+
+    async def app(scope, receive, send) -> None:
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def main() -> None:
+        config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="error")
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Hasty(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"GET / HTTP/1.1\r\nX-Slow: ")
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 30) == b""
+        writer.close()
+        server.close()
+
+    asyncio.run(main())
+    assert Connection.unfinished == 0
+
+
 def rss_mb(node: Node) -> float:
     return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 

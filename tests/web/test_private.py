@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ostler.jobs import results, scratch
 from tests import users
 from tests.harness import APP, FAST, call, until
 from tests.users import NOBODY, STRANGER, as_root, place
@@ -89,6 +90,27 @@ def test_results_elsewhere_are_left_alone(make_node, tmp_path) -> None:
     assert stat.S_IMODE(results.stat().st_mode) == 0o755
 
 
+@pytest.mark.parametrize("directory", [0o700, 0o2770])
+def test_scratch_and_artifacts_are_as_private_as_the_data_directory(tmp_path, directory: int) -> None:
+    data = tmp_path / "data"
+    data.mkdir()
+    data.chmod(directory)
+    source = tmp_path / "clip"
+    source.write_text("x")
+    source.chmod(0o644)
+    for umask in (0o000, 0o077):
+        before = os.umask(umask)
+        try:
+            results.connect("", data).put(source, f"{umask}/clip", 1)
+            scratch.make(data / "scratch", umask, 1)
+        finally:
+            os.umask(before)
+    file = 0o660 if directory == 0o2770 else 0o600
+    assert {"results/0/clip", "results/63/.clip.ostler"} <= modes(data).keys()
+    assert wrong_modes(data, directory, file, file) == {}
+    assert {stat.S_IMODE(p.stat().st_mode) for p in (data / "scratch").rglob("*")} == {directory}
+
+
 @as_root
 def test_another_user_sees_nothing_and_needs_the_token_while_root_and_the_nodes_user_do_not(make_node, place) -> None:
     node = make_node("--pool", "work=1", "--pool", "other=0", folder=place / "data")
@@ -101,9 +123,15 @@ def test_another_user_sees_nothing_and_needs_the_token_while_root_and_the_nodes_
     token = (node.folder / "token").read_text().strip()
     assert users.status(NOBODY, info, Authorization=f"Bearer {token}") == 200
     assert users.status(NOBODY, info, Authorization=f"Bearer {token}x") == 401
+    assert users.status(NOBODY, f"{node.url}/metrics") == 401
+    assert users.status(NOBODY, f"{node.url}/metrics", Authorization=f"Bearer {token}") == 200, "as Prometheus does"
     node.stop()
     node.start()
     assert (node.folder / "token").read_text().strip() == token, "links and cookies outlive a restart"
+
+
+def _whole(path: Path) -> bool:
+    return path.exists() and path.read_text().endswith("}")
 
 
 @as_root
@@ -115,7 +143,7 @@ def test_a_node_of_another_user_trusts_that_user_and_root_alone(place) -> None:
     with (place / "node.log").open("w") as log:
         node = users.popen(NOBODY, *argv, stdout=log, stderr=log, cwd=data, env=FAST)
     try:
-        until(lambda: (data / "node.json").exists() or node.poll() is not None, "the node")
+        until(lambda: _whole(data / "node.json") or node.poll() is not None, "the node")
         assert node.poll() is None, (place / "node.log").read_text()
         info = json.loads((data / "node.json").read_text())["url"] + "/api/v1/info"
         assert users.status(NOBODY, info) == 200
@@ -180,12 +208,13 @@ def test_the_token_command_prints_the_token_and_a_link_that_logs_in_without_leav
     assert "permission denied" in users.run(NOBODY, "-m", "ostler", "token", "--data", str(node.folder)).stderr
     where = urlsplit(link)
     connection = http.client.HTTPConnection(where.hostname, where.port, timeout=30)
-    connection.request("GET", f"{where.path}?{where.query}")
+    connection.request("GET", f"{where.path}?{where.query}", headers={"X-Forwarded-Proto": "https"})
     answer = connection.getresponse()
     answer.read()
     connection.close()
     assert (answer.status, answer.headers["Location"]) == (303, "/")
-    cookie = answer.headers["Set-Cookie"].partition(";")[0]
+    cookie, _, rest = answer.headers["Set-Cookie"].partition(";")
+    assert {"httponly", "samesite=strict", "secure"} <= {part.strip().lower() for part in rest.split(";")}
     assert users.status(NOBODY, f"{node.url}/api/v1/info", Cookie=f'a(b)=1; j={{"a":1}}; {cookie}') == 200
 
 
@@ -200,6 +229,38 @@ def test_a_user_without_access_to_the_directory_reaches_the_node_with_the_token(
     assert "permission denied" in users.run(NOBODY, *argv).stderr
     done = users.run(NOBODY, *argv, env={"OSTLER_TOKEN": token, "OSTLER_PORT": str(port)})
     assert done.returncode == 0, done.stderr
+
+
+@as_root
+def test_a_directory_whose_mode_cannot_be_changed_is_one_warning(place) -> None:
+    data = place / "data"
+    data.mkdir()
+    data.chmod(0o777)
+    (data / "token").write_text("planted")
+    (data / "token").chmod(0o644)
+    os.chown(data / "token", STRANGER, STRANGER)
+    code = (
+        "import logging, sys; from pathlib import Path; from ostler import private; logging.basicConfig()\n"
+        "data = Path(sys.argv[1]); private.prepare(data); private.make(data / 'logs'); private.open(data / 'a', 'w').close()\n"
+        "print(private.token(data))"
+    )
+    done = users.run(NOBODY, "-c", code, str(data))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("WARNING") == 1, done.stderr
+    assert "its mode stays 0777" in done.stderr
+    assert done.stdout.strip() != "planted", "a token that somebody else has put there is not the node's"
+    assert stat.S_IMODE((data / "token").stat().st_mode) == 0o600
+
+
+@as_root
+def test_a_directory_of_everybody_is_not_closed(place) -> None:
+    place.chmod(0o1777)
+    code = (
+        "import logging, sys; from pathlib import Path; from ostler import private; private.prepare(Path(sys.argv[1]))"
+    )
+    done = users.run(0, "-c", code, str(place))
+    assert "stays as it is" in done.stderr
+    assert stat.S_IMODE(place.stat().st_mode) == 0o1777
 
 
 @as_root

@@ -7,17 +7,19 @@ closed is listed as root's. No answer is None, which is nobody's friend.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import socket
 import struct
 from pathlib import Path
 
-_SOCK_DIAG, _BY_FAMILY, _ERROR = 4, 20, 2  # netlink protocol, and the types of its messages
+_SOCK_DIAG, _BY_FAMILY = 4, 20  # the netlink protocol, and the type of its question and answer
 _HEAD = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _ANY_COOKIE = b"\xff" * 8
-_UID, _INODE = 16 + 64, 16 + 68  # where an answer has them: behind its head, struct inet_diag_msg
+_PAIR, _UID = (
+    16 + 4,
+    16 + 64,
+)  # where an answer has addresses and user (then the inode): struct inet_diag_msg, behind its head
 
 _Address = tuple[str, int]
 
@@ -27,7 +29,7 @@ class Peers:
 
     def __init__(self) -> None:
         self._kernel: socket.socket | None = None
-        self._answers = False
+        self._answers, self._asked = False, 0
         with contextlib.suppress(OSError, AttributeError):  # no Linux, or not allowed here
             self._kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG)
             self._kernel.setblocking(False)
@@ -49,26 +51,20 @@ class Peers:
         if self._kernel is None:
             return None
         family = socket.AF_INET if len(source) == 4 else socket.AF_INET6
-        body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF)
-        body += (
-            struct.pack(">HH", sport, dport)
-            + source.ljust(16, b"\0")
-            + target.ljust(16, b"\0")
-            + bytes(4)
-            + _ANY_COOKIE
-        )
-        self._kernel.send(_HEAD.pack(_HEAD.size + len(body), _BY_FAMILY, 1, 0, 0) + body)
+        pair = struct.pack(">HH", sport, dport) + source.ljust(16, b"\0") + target.ljust(16, b"\0")
+        body = _REQUEST.pack(family, socket.IPPROTO_TCP, 0, 0, 0xFFFFFFFF) + pair + bytes(4) + _ANY_COOKIE
+        self._asked = self._asked % 0xFFFFFFFF + 1
+        self._kernel.send(_HEAD.pack(_HEAD.size + len(body), _BY_FAMILY, 1, self._asked, 0) + body)
         answer = self._kernel.recv(4096)  # the kernel answers within the send
-        kind = _HEAD.unpack_from(answer)[1]
-        if kind == _BY_FAMILY:
-            self._answers = True
-            uid, inode = struct.unpack_from("=I", answer, _UID)[0], struct.unpack_from("=I", answer, _INODE)[0]
-            return uid if inode else None
-        if kind == _ERROR and struct.unpack_from("=i", answer, _HEAD.size)[0] == -errno.ENOENT:
+        while _HEAD.unpack_from(answer)[3] != self._asked:  # never that of another question
+            answer = self._kernel.recv(4096)
+        if _HEAD.unpack_from(answer)[1] != _BY_FAMILY:
             return None
-        self._kernel.close()
-        self._kernel = None
-        return None
+        self._answers = True
+        # Where the connection is gone, the kernel may name a listener on the same port instead.
+        is_it = answer[_PAIR : _PAIR + len(pair)] == pair
+        uid, inode = struct.unpack_from("=II", answer, _UID)
+        return int(uid) if is_it and inode else None
 
 
 def _listed(source: bytes, sport: int, target: bytes, dport: int) -> int | None:
