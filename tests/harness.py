@@ -111,6 +111,12 @@ class Node:
         return found["pid"] == pid
 
     @property
+    def producer_env(self) -> dict[str, str]:
+        """The environment of another process that enqueues into this node's store, with the tests' modules beside ours."""
+        path = [str(ROOT), str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+        return {**os.environ, "OSTLER_DATA": str(self.folder), "PYTHONPATH": os.pathsep.join(path)}
+
+    @property
     def pid(self) -> int:
         assert self.process is not None
         return self.process.pid

@@ -63,10 +63,12 @@ def prepare(settings: Settings) -> None:
 
 @contextlib.contextmanager
 def address(folder: Path, url: str) -> Iterator[None]:
-    """`node.json` tells the CLI where the node listens."""
+    """`node.json` tells the CLI where the node listens; a reader finds it whole or not at all."""
     path = folder / "node.json"
-    with private.open(path, "w", encoding="ascii") as file:
+    fresh = path.with_suffix(".json.new")
+    with private.open(fresh, "w", encoding="ascii") as file:
         json.dump({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}, file)
+    fresh.replace(path)
     try:
         yield
     finally:

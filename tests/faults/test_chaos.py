@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 from tests.harness import MODULES, until
 
@@ -29,9 +28,9 @@ for _ in range(bulk // 100):
 
 def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
     node = make_node("--pool", "work=3", OSTLER_CRASH_LIMIT="1000", OSTLER_LOG_LEVEL="warning")
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": MODULES}
     producers = [
-        subprocess.Popen([sys.executable, "-c", PRODUCER, "100", str(JOBS // 4 - 100)], env=env) for _ in range(4)
+        subprocess.Popen([sys.executable, "-c", PRODUCER, "100", str(JOBS // 4 - 100)], env=node.producer_env)
+        for _ in range(4)
     ]
     dice = random.Random(42)
     kills = 0

@@ -123,9 +123,7 @@ else:
 
 def enqueue_elsewhere(node: Node, runs: Path) -> str:
     """From another process, in Python."""
-    root = Path(__file__).resolve().parent.parent.parent
-    path = os.pathsep.join([str(root), os.environ.get("PYTHONPATH", "")])
-    env = {**node.env, "OSTLER_DATA": str(node.folder), "PYTHONPATH": path}
+    env = {**node.producer_env, "OSTLER_STORE_PATIENCE": "0.5"}
     done = subprocess.run([sys.executable, "-c", PRODUCER, str(runs)], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()

@@ -10,7 +10,6 @@ import sqlite3
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -26,8 +25,7 @@ WARM = 5  # rounds
 
 def _round(node: Node, dice: random.Random, *, kill_node: bool) -> None:
     """A flood, watched, with workers (or the whole node) killed in the middle of it; back when all of it has ended."""
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": MODULES}
-    producer = subprocess.Popen([sys.executable, "-c", PRODUCER, str(SINGLE), str(BULK)], env=env)
+    producer = subprocess.Popen([sys.executable, "-c", PRODUCER, str(SINGLE), str(BULK)], env=node.producer_env)
     streams = [Stream(node.url, dice.choice(["*", "queue:jobs", "queue:status"])) for _ in range(CLIENTS)]
     kills = 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sqlite3
 import re
 import sqlite3
 import subprocess
@@ -29,13 +28,12 @@ def node(tmp_path_factory):
 
 
 def python(node: Node, code: str) -> str:
-    env = {
-        **os.environ,
-        "OSTLER_DATA": str(node.folder),
-        "PYTHONPATH": MODULES,
-    }
     return subprocess.run(
-        [sys.executable, "-c", f"from featured import *\n{code}"], capture_output=True, text=True, env=env, check=True
+        [sys.executable, "-c", f"from featured import *\n{code}"],
+        capture_output=True,
+        text=True,
+        env=node.producer_env,
+        check=True,
     ).stdout
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
@@ -173,8 +172,9 @@ def test_the_doorbell_wakes_the_node_when_another_process_enqueues(make_node) ->
     code = (
         "import work, asyncio; print(int(work.add.enqueue(a=20, b=22)), int(asyncio.run(work.add.enqueue_async(a=1))))"
     )
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": MODULES}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=node.producer_env, check=True
+    )
     first, second = map(int, done.stdout.split())
     assert node.wait_job(first)["result"] == 42
     assert node.wait_job(second)["result"] == 2
@@ -184,8 +184,9 @@ def test_a_lost_ring_costs_one_poll(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_POLL_INTERVAL="0.2")
     (node.folder / "doorbell").unlink()
     code = "import work; print(int(work.add.enqueue(a=20, b=22)))"
-    env = {**os.environ, "OSTLER_DATA": str(node.folder), "PYTHONPATH": MODULES}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=node.producer_env, check=True
+    )
     assert node.wait_job(int(done.stdout))["result"] == 42
 
 

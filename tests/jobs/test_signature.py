@@ -84,7 +84,7 @@ def test_what_is_nested_too_deep_for_a_reader_is_refused() -> None:
         "brackets in texts and side by side"
     )
     for levels in (signature.DEEPEST, 950):
-        with pytest.raises(BadArguments, match="nested"):
+        with pytest.raises(BadArguments, match="nested|recursion"):  # which one depends on the depth of the caller
             signature.encode("t", {"x": nested(levels)}, 10_000)
 
 

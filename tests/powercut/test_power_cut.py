@@ -27,7 +27,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 
 # Promises that are known to be broken. A promise that holds again fails its test until it is taken out of here.
-PENDING: set[str] = {"pauses", "ids", "fences", "upload notes", "folders"}
+PENDING: set[str] = set()
 
 pytestmark = pytest.mark.timeout(300)
 

@@ -286,18 +286,6 @@ def valid(
     return found
 
 
-def sweep_parts(results: Results, before: float) -> int:
-    """Delete what killed publishes left behind: temporary files not touched since `before` (seconds). How many."""
-    deleted = 0
-    for folder, _, names in os.walk(results.root) if isinstance(results, LocalResults) else ():
-        for path in (Path(folder) / name for name in names if name.startswith(".") and name.endswith(".part")):
-            with contextlib.suppress(OSError):
-                if path.stat().st_mtime < before:
-                    path.unlink()
-                    deleted += 1
-    return deleted
-
-
 def checksum(path: Path) -> str:
     """SHA-256 of a file."""
     with path.open("rb") as file:
