@@ -65,33 +65,15 @@ class JobRecords:
 
     def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
         """Rows and `created` events, in the transaction that is open."""
-        batch = [
-            [
-                j.task,
-                j.queue,
-                j.args,
-                j.priority,
-                j.attempts,
-                j.timeout,
-                j.run_at,
-                j.backoff,
-                j.limit_key,
-                j.limit_max,
-                j.batch,
-                j.unique_key,
-                j.chain,
-                j.step,
-            ]
-            for j in jobs
-        ]
-        ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
+        ids = self._db.insert("enqueue", [(*job, now) for job in jobs])
         limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
-        self._moved(
-            Counter((j.queue, _SCHEDULED if j.run_at is not None and j.run_at > now else _QUEUED) for j in jobs)
-        )
+        moved: dict[tuple[str, str], int] = {}
         for job, stored in zip(jobs, ids, strict=True):
+            key = (job.queue, _SCHEDULED if job.run_at is not None and job.run_at > now else _QUEUED)
+            moved[key] = moved.get(key, 0) + 1
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
+        self._moved(moved)
         self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
