@@ -125,11 +125,10 @@ class JobRecords:
             for f in finishes
         ]
         followed = []
-        moved: Counter[tuple[str, str]] = Counter()
+        ended: list[tuple[str, str]] = []
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
-            moved[row["queue"], _PROCESSING] -= 1
-            moved[row["queue"], done.status] += 1
+            ended.append((row["queue"], done.status))
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
             queue = row["queue"]
             _count(counts, queue, done.status)
@@ -142,6 +141,9 @@ class JobRecords:
             if row["chain"] is not None or row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
+        moved: Counter[tuple[str, str]] = Counter(ended)
+        for queue, n in Counter([queue for queue, _ in ended]).items():
+            moved[queue, _PROCESSING] -= n
         self._moved(moved)
         if followed:
             self.flows.ended(followed, now)
@@ -203,19 +205,22 @@ class JobRecords:
             self._moved(moved)
             return claims, dues, 0
         by_id = {c.id: c for c in claims}
-        held = set()
+        held: set[int] = set()
+        names = {worker: json.dumps(worker) for worker in {c.worker for c in claims}}
         for row in self._db.run(
             "claim", batch=json.dumps([[c.id, c.worker] for c in claims]), node=turn.node, now=turn.now
         ):
             claim = by_id[row["id"]]
             held.add(claim.id)
-            moved[claim.queue, _QUEUED] -= 1
-            moved[claim.queue, _PROCESSING] += 1
-            data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
+            data = f'{{"attempt":{claim.attempt},"worker":{names[claim.worker]}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
         limits.put_heads(self._db, keys.picked)
+        taken = [c for c in claims if c.id in held]
+        for queue, n in Counter([c.queue for c in taken]).items():
+            moved[queue, _QUEUED] -= n
+            moved[queue, _PROCESSING] += n
         self._moved(moved)
-        return [c for c in claims if c.id in held], dues, len(claims) - len(held)
+        return taken, dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
         batch = list(events)
@@ -459,20 +464,9 @@ def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _claimed(row: Any, worker: str) -> Claim:
-    return Claim(
-        id=row["id"],
-        fence=row["fence"] + 1,
-        worker=worker,
-        task=row["task"],
-        queue=row["queue"],
-        args=row["args"],
-        attempt=row["attempt"] + 1,
-        attempts=row["attempts"],
-        crashes=row["crashes"],
-        excused=row["excused"],
-        timeout=row["timeout"],
-        backoff=row["backoff"],
-    )
+    """The columns stand in the statement in the order in which they are named here."""
+    id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, *_ = row
+    return Claim(id_, fence + 1, worker, task, queue, args, attempt + 1, attempts, crashes, excused, timeout, backoff)
 
 
 def _job(row: Any) -> dict[str, Any]:
