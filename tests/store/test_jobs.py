@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import re
 import sqlite3
 import threading
 from pathlib import Path
@@ -212,6 +213,14 @@ def test_a_search_looks_at_no_more_than_a_page_of_jobs_and_says_where_to_go_on(
     assert cursor is not None
     found, end = store.jobs.list(search="needle", cursor=cursor)
     assert ([job["id"] for job in found], end) == ([wanted], None)
+
+
+def test_the_fields_of_a_new_job_are_the_columns_that_are_stored_in_the_same_order(store: Store) -> None:
+    sql = store.db._sql["enqueue"]
+    columns = [name.strip() for name in sql[sql.index("(") + 1 : sql.index(")")].split(",")]
+    numbers = [int(n) for n in re.findall(r"\?(\d+)(?=,)", sql)][: len(columns) - 4]
+    assert [NewJob._fields[n - 1] for n in numbers] == columns[:-4]
+    assert set(NewJob._fields) - set(columns) == {"next", "unique_for"}
 
 
 def test_ids_are_never_used_twice(store: Store) -> None:

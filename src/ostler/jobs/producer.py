@@ -35,26 +35,25 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
-    check_names(task, {k: v for k, v in options.items() if v is not None and k not in ("into", "next")})
-    options = _timed(task, options)
-    waiting = options.pop("into", None)
-    _check_waiting(task, declared.get("policy") or {}, waiting)
-    given = {**args, waiting: None} if waiting else args
-    checked = [{**p, "type": "any"} if p["name"] == waiting else p for p in declared["parameters"]]
-    signature.check(task, checked, given)
-    chosen = {
-        key: declared[key] if options.get(key) is None else options[key] for key in ("attempts", "timeout", "priority")
-    }
-    check_options(f"task {task!r}", **chosen)
+    options = {name: value for name, value in options.items() if value is not None}
+    waiting, following = options.pop("into", None), options.pop("next", None)
+    if options:  # what the task itself declares was checked when it was declared
+        check_names(task, options)
+        options = _timed(task, options)
+    attempts, timeout, priority = (options.get(name, declared[name]) for name in ("attempts", "timeout", "priority"))
+    if options:
+        check_options(f"task {task!r}", attempts=attempts, timeout=timeout, priority=priority)
+    parameters, given = declared["parameters"], args
+    if waiting:
+        _check_waiting(task, declared.get("policy") or {}, waiting)
+        given = {**args, waiting: None}
+        parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
+    signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
-    return NewJob(
-        task,
-        declared["queue"],
-        encoded,
-        run_at=options.get("run_at"),
-        **chosen,
-        **_policy(task, declared, signature.whole(declared["parameters"], args), options),
-    )
+    job = NewJob(task, declared["queue"], encoded, attempts, timeout, priority, options.get("run_at"), next=following)
+    if not options and not declared.get("policy"):
+        return job
+    return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))
 
 
 OPTIONS = frozenset(
@@ -140,7 +139,6 @@ def _policy(
         "unique_for": seconds if key else None,
         "limit_key": limit_key,
         "limit_max": most if limit_key is not None else None,
-        "next": options.get("next"),
     }
 
 
@@ -180,7 +178,7 @@ class Producer:
                     path,
                 )
             self._local.store = Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
-            self._local.pid = os.getpid()
+            self._local.pid, self._local.folder = os.getpid(), path.parent
         found: Store = self._local.store
         return found
 
@@ -205,7 +203,7 @@ class Producer:
             if store.db.path.exists():
                 self.close()  # another file is there now: the next try goes into that
             raise
-        ring(store.db.path.parent)
+        ring(self._local.folder)
         return found
 
     def close(self) -> None:

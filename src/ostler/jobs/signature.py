@@ -187,10 +187,13 @@ def check_depth(text: str) -> None:
             raise ValueError(f"it is nested deeper than {DEEPEST} levels")
 
 
+_JSON = json.JSONEncoder(separators=(",", ":"), allow_nan=False)  # made once: `json.dumps` makes one for each call
+
+
 def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
     """The arguments as JSON text; raises BadArguments or PayloadTooLarge."""
     try:
-        text = json.dumps(args, separators=(",", ":"), allow_nan=False)
+        text = _JSON.encode(args)
         check_depth(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise BadArguments(f"the arguments of task {task!r} cannot be written as JSON: {error}") from error

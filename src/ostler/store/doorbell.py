@@ -17,11 +17,17 @@ _NAME = "doorbell"
 _LONGEST = 100  # sun_path holds 108 bytes
 
 
+@cache
+def _short_address(data: Path) -> str | None:
+    """The socket's path, where the kernel takes one so long."""
+    path = str(data / _NAME)
+    return path if len(path.encode()) <= _LONGEST else None
+
+
 @contextlib.contextmanager
 def _address(data: Path) -> Iterator[str]:
     """The socket's address; a path too long for the kernel is reached through a descriptor of its directory."""
-    path = str(data / _NAME)
-    if len(path.encode()) <= _LONGEST:
+    if path := _short_address(data):
         yield path
         return
     folder = os.open(data, os.O_RDONLY | os.O_DIRECTORY)
@@ -33,8 +39,14 @@ def _address(data: Path) -> Iterator[str]:
 
 def ring(data: Path) -> None:
     """Wake the node of this data directory, if there is one. Never blocks and never fails."""
-    with contextlib.suppress(OSError), _address(data) as address:
-        _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
+    try:
+        if address := _short_address(data):
+            _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
+        else:
+            with _address(data) as address:
+                _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
+    except OSError:
+        return  # no node, or enough rings are waiting there
 
 
 @cache

@@ -69,33 +69,15 @@ class JobRecords:
 
     def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
         """Rows and `created` events, in the transaction that is open."""
-        batch = [
-            [
-                j.task,
-                j.queue,
-                j.args,
-                j.priority,
-                j.attempts,
-                j.timeout,
-                j.run_at,
-                j.backoff,
-                j.limit_key,
-                j.limit_max,
-                j.batch,
-                j.unique_key,
-                j.chain,
-                j.step,
-            ]
-            for j in jobs
-        ]
-        ids = sorted(row["id"] for row in self._db.run("enqueue", batch=json.dumps(batch), now=now))
+        ids = self._db.insert("enqueue", [(*job, now) for job in jobs])
         limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
-        self._moved(
-            Counter((j.queue, _SCHEDULED if j.run_at is not None and j.run_at > now else _QUEUED) for j in jobs)
-        )
+        moved: dict[tuple[str, str], int] = {}
         for job, stored in zip(jobs, ids, strict=True):
+            key = (job.queue, _SCHEDULED if job.run_at is not None and job.run_at > now else _QUEUED)
+            moved[key] = moved.get(key, 0) + 1
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
+        self._moved(moved)
         self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
@@ -147,11 +129,10 @@ class JobRecords:
             for f in finishes
         ]
         followed = []
-        moved: Counter[tuple[str, str]] = Counter()
+        ended: list[tuple[str, str]] = []
         for row in self._db.run("finish", batch=json.dumps(batch)):
             done = by_id.pop(row["id"])
-            moved[row["queue"], _PROCESSING] -= 1
-            moved[row["queue"], done.status] += 1
+            ended.append((row["queue"], done.status))
             timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
             queue = row["queue"]
             _count(counts, queue, done.status)
@@ -164,6 +145,9 @@ class JobRecords:
             if row["chain"] is not None or row["next"] or row["batch"] is not None:
                 followed.append(row)
         lost.extend(by_id)
+        moved: Counter[tuple[str, str]] = Counter(ended)
+        for queue, n in Counter([queue for queue, _ in ended]).items():
+            moved[queue, _PROCESSING] -= n
         self._moved(moved)
         if followed:
             self.flows.ended(followed, now)
@@ -225,19 +209,22 @@ class JobRecords:
             self._moved(moved)
             return claims, dues, 0
         by_id = {c.id: c for c in claims}
-        held = set()
+        held: set[int] = set()
+        names = {worker: json.dumps(worker) for worker in {c.worker for c in claims}}
         for row in self._db.run(
             "claim", batch=json.dumps([[c.id, c.worker] for c in claims]), node=turn.node, now=turn.now
         ):
             claim = by_id[row["id"]]
             held.add(claim.id)
-            moved[claim.queue, _QUEUED] -= 1
-            moved[claim.queue, _PROCESSING] += 1
-            data = f'{{"attempt":{claim.attempt},"worker":{json.dumps(claim.worker)}}}'
+            data = f'{{"attempt":{claim.attempt},"worker":{names[claim.worker]}}}'
             timeline.append((claim.id, row["seq"], turn.now, "processing", data))
         limits.put_heads(self._db, keys.picked)
+        taken = [c for c in claims if c.id in held]
+        for queue, n in Counter([c.queue for c in taken]).items():
+            moved[queue, _QUEUED] -= n
+            moved[queue, _PROCESSING] += n
         self._moved(moved)
-        return [c for c in claims if c.id in held], dues, len(claims) - len(held)
+        return taken, dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
         batch = list(events)
@@ -530,17 +517,6 @@ def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
 
 
 def _claimed(row: Any, worker: str) -> Claim:
-    return Claim(
-        id=row["id"],
-        fence=row["fence"] + 1,
-        worker=worker,
-        task=row["task"],
-        queue=row["queue"],
-        args=row["args"],
-        attempt=row["attempt"] + 1,
-        attempts=row["attempts"],
-        crashes=row["crashes"],
-        excused=row["excused"],
-        timeout=row["timeout"],
-        backoff=row["backoff"],
-    )
+    """The columns stand in the statement in the order in which they are named here."""
+    id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, *_ = row
+    return Claim(id_, fence + 1, worker, task, queue, args, attempt + 1, attempts, crashes, excused, timeout, backoff)

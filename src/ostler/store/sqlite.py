@@ -43,7 +43,7 @@ class SqliteDatabase:
         read_only: bool = False,
         cache_mb: int = 4,
     ) -> None:
-        self.path = path
+        self.path, self._name = path, str(path)
         self._sql = queries.load(self.dialect)
         self._busy_timeout, self._read_only = busy_timeout, read_only
         self.held = 0.0  # seconds that the write lock was held in all
@@ -51,7 +51,7 @@ class SqliteDatabase:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
             self._insist(lambda: self._pragmas(durable=durable, read_only=read_only, cache_mb=cache_mb))
-            self._file = _identity(path)
+            self._file = _identity(self._name)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, path) from error
 
@@ -73,9 +73,30 @@ class SqliteDatabase:
     def run_many(self, statement: str, rows: list[tuple[Any, ...]], /) -> None:
         """Execute one named statement, which returns nothing, for each row of positional values."""
         try:
-            self._connection.executemany(self._sql[statement], rows)
+            if len(rows) == 1:
+                self._connection.execute(self._sql[statement], rows[0])
+            else:
+                self._connection.executemany(self._sql[statement], rows)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
+
+    def insert(self, statement: str, rows: list[tuple[Any, ...]], /) -> list[int]:
+        """Insert the rows with one named statement, inside a transaction; their new ids, in order.
+
+        Nobody else writes meanwhile and ids are never used twice, so they follow one another.
+        """
+        try:
+            if len(rows) == 1:
+                last = self._connection.execute(self._sql[statement], rows[0]).lastrowid
+            else:
+                self._connection.executemany(self._sql[statement], rows)
+                last = self._connection.execute("SELECT last_insert_rowid()").fetchone()[0]
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise BadArguments(f"a value cannot be stored: {error}") from error
+        except sqlite3.DatabaseError as error:
+            raise _as_ours(error, self.path) from error
+        assert last is not None
+        return list(range(last - len(rows) + 1, last + 1))
 
     def query(self, sql: str, values: dict[str, Any]) -> list[sqlite3.Row]:
         """Execute SQL that was put together by the caller (filters) and return its rows."""
@@ -86,20 +107,21 @@ class SqliteDatabase:
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
+    def transaction(self) -> _Transaction:
         """All or nothing. Takes the write lock at once, so that nothing inside can find itself outdated."""
+        return _Transaction(self)
+
+    def begin(self) -> None:
         self._execute("BEGIN IMMEDIATE")
-        began = time.perf_counter()
+
+    def end(self, *, commit: bool) -> None:
+        """Commit, or roll back what is still open."""
         try:
-            yield
-            self._execute("COMMIT")
-        except BaseException:
+            if commit:
+                self._execute("COMMIT")
+        finally:
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            raise
-        finally:
-            self.held += time.perf_counter() - began
 
     @contextmanager
     def synced(self) -> Iterator[None]:
@@ -113,24 +135,24 @@ class SqliteDatabase:
 
     def _execute(self, sql: str) -> None:
         try:
-            self._insist(lambda: self._connection.execute(sql))
+            self._insist(self._connection.execute, sql)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
-    def _insist(self, action: Callable[[], T]) -> T:
+    def _insist(self, action: Callable[..., T], *values: Any) -> T:
         """Try until the lock is free, for as long as the connection may wait.
 
         SQLite alone looks less and less often, at last ten times a second: a writer in a loop would then keep all others out.
         """
         try:
-            return action()
+            return action(*values)
         except sqlite3.OperationalError as error:
             if not _locked(error):
                 raise
         deadline = time.monotonic() + self._busy_timeout
         while True:
             try:
-                return action()
+                return action(*values)
             except sqlite3.OperationalError as error:
                 if not _locked(error) or self._connection.in_transaction or time.monotonic() >= deadline:
                     raise
@@ -179,7 +201,7 @@ class SqliteDatabase:
 
         SQLite does not notice: it goes on in a file that nobody will ever open again. Reading may go on there.
         """
-        found = _identity(self.path)
+        found = _identity(self._name)
         if found != self._file and not self._read_only:
             what = "deleted" if found is None else "replaced by another file"
             raise StoreGone(
@@ -190,7 +212,26 @@ class SqliteDatabase:
         self._connection.close()
 
 
-def _identity(path: Path) -> tuple[int, int] | None:
+class _Transaction:
+    """The body of a `with`. A class, because a generator costs more than the rest of a short transaction."""
+
+    __slots__ = ("_began", "_db")
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+
+    def __enter__(self) -> None:
+        self._db.begin()
+        self._began = time.perf_counter()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        try:
+            self._db.end(commit=kind is None)
+        finally:
+            self._db.held += time.perf_counter() - self._began
+
+
+def _identity(path: str) -> tuple[int, int] | None:
     """Which file is there; None when there is none."""
     try:
         found = os.stat(path)  # noqa: PTH116  quicker, and it is called often

@@ -2,13 +2,11 @@
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
 
 -- name: enqueue
-INSERT INTO jobs (task, queue, args, priority, attempts, timeout, later, run_at, backoff, limit_key, limit_max, behind, batch, unique_key, chain, step, seq, created_at)
-SELECT json_extract(value, '$[0]'), json_extract(value, '$[1]'), json_extract(value, '$[2]'), json_extract(value, '$[3]'),
-       json_extract(value, '$[4]'), json_extract(value, '$[5]'), coalesce(json_extract(value, '$[6]') > :now, 0),
-       json_extract(value, '$[6]'), json_extract(value, '$[7]'), json_extract(value, '$[8]'), json_extract(value, '$[9]'),
-       json_extract(value, '$[8]') IS NOT NULL, json_extract(value, '$[10]'), json_extract(value, '$[11]'), json_extract(value, '$[12]'), json_extract(value, '$[13]'), 1, :now
-  FROM json_each(:batch) ORDER BY key
-RETURNING id;
+-- ?1 to ?16 are the fields of NewJob in their order, ?17 is now. A new field gets a number here and a column, and that is all.
+INSERT INTO jobs (task, queue, args, attempts, timeout, priority, run_at, backoff, limit_key, limit_max, batch, unique_key, chain, step,
+                  later, behind, seq, created_at)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?13, ?15, ?16,
+        coalesce(?7 > ?17, 0), ?9 IS NOT NULL, 1, ?17);
 
 -- name: add_events
 -- No rows come back, so plain values row by row are quicker here than JSON.
