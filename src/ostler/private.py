@@ -31,8 +31,10 @@ def prepare(data: Path, group: str = "") -> None:
     """
     gid = _gid(group) if group else None
     try:
-        fresh = not data.exists()
+        missing = [folder for folder in (data, *data.parents) if not folder.exists()]
         data.mkdir(_OWN, parents=True, exist_ok=True)
+        for folder in missing:
+            sync(folder.parent)
         found = data.stat()
     except OSError as error:
         raise ConfigError(
@@ -52,7 +54,7 @@ def prepare(data: Path, group: str = "") -> None:
         data.chmod(wanted)
     if (left := stat.S_IMODE(data.stat().st_mode)) != wanted:
         log.warning("%s cannot be made private: its mode stays %04o where %04o is wanted", data, left, wanted)
-    elif not fresh:
+    elif not missing:
         _tighten(data, gid)
         log.warning("%s had mode %04o and now has %04o, and so has all in it", data, found.st_mode & 0o7777, wanted)
 
@@ -71,6 +73,22 @@ def make(path: Path) -> Path:
     return path
 
 
+def anchor(folder: Path) -> None:
+    """Have the directory and what is in it on disk by name, whoever made it: what is acknowledged there must be found again."""
+    for path in (folder, folder.parent):
+        with contextlib.suppress(PermissionError):  # a member of the group may not read what is above
+            sync(path)
+
+
+def sync(folder: Path) -> None:
+    """Have the directory's entries on disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def open(path: Path, mode: str, **more: Any) -> IO[Any]:  # noqa: A001
     """As the builtin; a file that this creates is 0600, or 0660 in a shared directory, whatever the umask."""
     return builtins.open(path, mode, opener=_open, **more)
@@ -86,9 +104,11 @@ def _open(path: str, flags: int) -> int:
 
 
 def create(path: Path) -> None:
-    """Make an empty file, private from its first moment; one that is there stays as it is."""
-    with contextlib.suppress(FileExistsError), open(path, "xb"):
-        pass
+    """Make an empty file, private from its first moment, and sync its entry; one that is there stays as it is."""
+    with contextlib.suppress(FileExistsError):
+        with open(path, "xb"):
+            pass
+        sync(path.parent)
 
 
 def file_mode(folder: Path) -> int:

@@ -196,7 +196,11 @@ class Disk:
         node = self._now[source[0]].get(source[1])
         if node is not None:
             self._paths[node] = change.to
-            self._add(Entry((*target, node), source))
+            if self.names is Names.EXT4 or source[0] == target[0]:
+                self._add(Entry((*target, node), source))
+            else:  # two folders, each with a sync of its own
+                self._add(Entry((*target, node), None))
+                self._add(Entry(None, source))
 
     def _add(self, entry: Entry) -> None:
         _enter(self._now, entry)

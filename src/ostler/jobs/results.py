@@ -343,16 +343,8 @@ def _make(folder: Path, root: Path, *, own: bool) -> None:
     if root not in _kept or root in missing:
         below.append(root)
     for path in {p.parent for p in (*below, *missing)}:
-        _sync(path)
+        private.sync(path)
     _kept.add(root)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @contextlib.contextmanager

@@ -60,6 +60,8 @@ class Store:
             raise ConfigError(
                 f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data"
             ) from error
+        if durable and not read_only:
+            private.anchor(path.parent)
         try:
             db = SqliteDatabase(
                 path, durable=durable, busy_timeout=busy_timeout, read_only=read_only, cache_mb=cache_mb

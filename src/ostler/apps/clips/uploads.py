@@ -80,7 +80,7 @@ class Upload:
         if not self.token:
             raise Refused("VALIDATION", "the form has no file; send it as the part 'file', with 'start' and 'end'")
         self._part.replace(source.upload_path(self._data, self.token))
-        _sync(self._folder)
+        private.anchor(self._folder)
 
     def discard(self) -> None:
         """Delete what was written."""
@@ -172,7 +172,7 @@ def assign(data: Path, token: str, job: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     fresh.replace(note)  # a note is there whole or not at all: an empty one would name no job
-    _sync(note.parent)
+    private.sync(note.parent)
 
 
 async def sweep(data: Path, rules: Rules, live: Callable[[int], Awaitable[bool]], now: float) -> None:
@@ -200,11 +200,3 @@ def _touched(path: Path) -> float:
         return path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
