@@ -17,7 +17,8 @@ from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.producer import Producer, check_names, check_options
+from ostler.jobs.options import check
+from ostler.jobs.producer import Producer
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -71,7 +72,7 @@ class Task(Generic[P, R]):
 
     def options(self, **options: Any) -> Task[P, R]:
         """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max."""
-        check_names(self.name, options)
+        check(f"task {self.name!r}", options)
         other = copy.copy(self)
         other._options = {**self._options, **options}  # noqa: SLF001
         return other
@@ -169,7 +170,7 @@ class Ostler:
         if called in self.tasks:
             raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
         try:
-            check_options(f"job {called!r}", **options)
+            check(f"job {called!r}", options)
         except BadArguments as error:
             raise ConfigError(str(error)) from None
         if config.pool_name(queue) in self.commands:

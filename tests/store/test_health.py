@@ -18,11 +18,10 @@ def test_a_worker_walks_through_its_states(store: Store) -> None:
     start(store)
     health = store.health
     assert health.get_component(NODE, W)["status"] == "starting"
-    assert health.mark_healthy(NODE, W, 1, 200)
-    assert health.is_healthy(NODE, W, 30_000, 30_200)
-    assert not health.is_healthy(NODE, W, 30_000, 30_201)
-    assert health.mark_draining(NODE, W, 1, 300)
-    assert health.mark_stopping(NODE, W, 1, 300)
+    assert health.mark(NODE, W, 1, "healthy", 200)
+    assert health.get_component(NODE, W)["last_heartbeat"] == 200
+    assert health.mark(NODE, W, 1, "draining", 300)
+    assert health.mark(NODE, W, 1, "stopping", 300)
     assert health.mark_stopped(NODE, ExitRow(W, 1, 400, "stopped", "asked", code=0), 0)
     row = health.get_component(NODE, W)
     assert (row["status"], row["pid"], row["exit_code"], row["last_heartbeat"]) == ("stopped", None, 0, 200)
@@ -33,9 +32,9 @@ def test_a_ghost_cannot_overwrite_its_successor(store: Store) -> None:
     start(store, 2)
     health = store.health
     assert not health.mark_starting(NODE, W, 2, 1, 1, 500)
-    assert not health.mark_healthy(NODE, W, 1, 500)
+    assert not health.mark(NODE, W, 1, "healthy", 500)
     assert not health.mark_crashed(NODE, ExitRow(W, 1, 500, "signal", "crash", code=-9), -9)
-    assert not health.mark_failed(NODE, W, 1, 500)
+    assert not health.mark(NODE, W, 1, "failed", 500)
     assert health.update_heartbeats(NODE, [(W, 1, 900, 5.0)]) == 0
     row = health.get_component(NODE, W)
     assert (row["generation"], row["status"], row["restart_count"], row["last_heartbeat"]) == (2, "starting", 0, 100)
@@ -44,7 +43,7 @@ def test_a_ghost_cannot_overwrite_its_successor(store: Store) -> None:
 
 def test_a_crash_is_counted_recorded_and_does_not_refresh_the_beat(store: Store) -> None:
     start(store)
-    store.health.mark_healthy(NODE, W, 1, 200)
+    store.health.mark(NODE, W, 1, "healthy", 200)
     row = ExitRow(W, 1, 900, "signal", "crash", code=-9, signal="SIGKILL", peak_rss_mb=12.5, item="job:7", log=["bye"])
     assert store.health.mark_crashed(NODE, row, -9)
     found = store.health.get_component(NODE, W)
@@ -100,7 +99,7 @@ def test_starting_again_clears_the_last_exit(store: Store) -> None:
 def test_reset_forgets_and_only_reset_leads_out_of_failed(store: Store) -> None:
     start(store)
     store.health.mark_crashed(NODE, ExitRow(W, 1, 900, "exit", "crash", code=1), 1)
-    store.health.mark_failed(NODE, W, 1, 900)
+    store.health.mark(NODE, W, 1, "failed", 900)
     store.health.register(NODE, W, "tag", 1000)
     assert store.health.get_component(NODE, W)["status"] == "failed"
     assert store.health.reset_restart_count(NODE, W)
@@ -137,10 +136,9 @@ def test_the_nodes_own_row_is_apart_from_the_workers(store: Store) -> None:
     store.health.mark_starting(NODE, "node", 1, 1, 1, 1)
     assert [w["component"] for w in store.health.get_all_workers()] == [W]
     assert store.health.get_node(NODE)["component"] == "node"
-    store.health.clean_worker_state(NODE)
+    store.health.remove(NODE, W)
     assert store.health.get_all_workers() == []
-    store.health.clean_all(NODE)
-    assert store.health.get_node(NODE) is None
+    assert store.health.get_node(NODE) is not None
 
 
 def test_flags_default_to_enabled(store: Store) -> None:
@@ -153,7 +151,7 @@ def test_flags_default_to_enabled(store: Store) -> None:
 
 def test_a_dead_node_is_recovered_and_a_live_one_is_left_alone(store: Store) -> None:
     start(store)
-    store.health.mark_healthy(NODE, W, 1, 1)
+    store.health.mark(NODE, W, 1, "healthy", 1)
     for node in (NODE, "alive"):
         store.health.register(node, "node", None, 1)
         store.health.mark_starting(node, "node", 1, 1, 1, 1)

@@ -14,6 +14,7 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import BadArguments, OstlerError
+from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import Store, now_ms
@@ -24,14 +25,18 @@ _DATA = 1000  # characters of an event's data in the terminal
 _ENDED = ("done", "failed", "cancelled")
 
 
+def _job_options(function: Any) -> Any:
+    for name, option in reversed(OPTIONS.items()):
+        flag = f"--{name.replace('_', '-')}"
+        function = click.option(flag, name, type=option.kind, help=f"{option.doc}: {option.wanted}.")(function)
+    return function
+
+
 @click.command()
 @click.argument("task")
 @click.argument("args", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--args", "args_json", metavar="JSON", help="All arguments as one JSON object.")
-@click.option("--attempts", type=int, help="Runs in all.")
-@click.option("--timeout", type=float, help="Seconds until the job's worker is killed.")
-@click.option("--priority", type=int, help="Higher runs first.")
-@click.option("--delay", type=click.FloatRange(min=0), help="Seconds from now.")
+@_job_options
 @click.option("--watch", is_flag=True, help="Wait for the end and show the progress.")
 @where
 @as_json
@@ -40,7 +45,6 @@ def enqueue(
     task: str,
     args: tuple[str, ...],
     args_json: str | None,
-    delay: float | None,
     watch: bool,
     json_: bool,
     **options: Any,
@@ -55,10 +59,7 @@ def enqueue(
         if twice := values.keys() & pairs.keys():
             raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
         values |= pairs
-        run_at = None if delay is None else now_ms() + int(delay * 1000)
-        job, new = opened.jobs.put(
-            [prepare(tasks, task, values, known.max_payload, run_at=run_at, **options)], now_ms()
-        )[0]
+        job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
         ring(opened.db.path.parent)
         if not (new or json_):
             print(f"job {job} already holds this unique key; nothing new was stored")

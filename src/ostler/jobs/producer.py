@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ostler.errors import BadArguments, StoreGone, UnknownTask
 from ostler.jobs import signature
+from ostler.jobs.options import check
 
 if TYPE_CHECKING:
     from ostler.config import Settings
@@ -38,11 +39,8 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     options = {name: value for name, value in options.items() if value is not None}
     waiting, following = options.pop("into", None), options.pop("next", None)
     if options:  # what the task itself declares was checked when it was declared
-        check_names(task, options)
-        options = _timed(task, options)
+        check(f"task {task!r}", options)
     attempts, timeout, priority = (options.get(name, declared[name]) for name in ("attempts", "timeout", "priority"))
-    if options:
-        check_options(f"task {task!r}", attempts=attempts, timeout=timeout, priority=priority)
     parameters, given = declared["parameters"], args
     if waiting:
         _check_waiting(task, declared.get("policy") or {}, waiting)
@@ -50,39 +48,16 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
-    job = NewJob(task, declared["queue"], encoded, attempts, timeout, priority, options.get("run_at"), next=following)
+    job = NewJob(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
     if not options and not declared.get("policy"):
         return job
     return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))
 
 
-OPTIONS = frozenset(
-    {"attempts", "timeout", "priority", "delay", "run_at", "unique_key", "unique_for", "limit_key", "limit_max"}
-)
-
-
-def check_names(task: str, options: Mapping[str, Any]) -> None:
-    """Raise BadArguments on an option that does not exist: none is ignored."""
-    if unknown := options.keys() - OPTIONS:
-        raise BadArguments(f"task {task!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
-
-
-def _timed(task: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`delay` (seconds from now) as `run_at` (ms UTC), and both checked."""
-    found = dict(options)
-    delay, run_at = found.pop("delay", None), found.get("run_at")
-    if delay is not None:
-        if not _number(delay, 0, 1e9):
-            raise BadArguments(f"task {task!r}: delay must be a number of seconds from 0, found {delay!r}")
-        found["run_at"] = time.time_ns() // 1_000_000 + int(delay * 1000)
-    elif run_at is not None:
-        seconds = _number(run_at, 10**8, 10**11)  # as seconds 1973 to 5138, as milliseconds no later than 1973
-        if seconds or not isinstance(run_at, int) or isinstance(run_at, bool) or not 0 <= run_at <= 10**14:
-            hint = "; this looks like seconds: multiply by 1000" if seconds else ""
-            raise BadArguments(
-                f"task {task!r}: run_at must be milliseconds UTC as a whole number, found {run_at!r}{hint}"
-            )
-    return found
+def at_of(options: Mapping[str, Any]) -> int | None:
+    """When the job may run (ms UTC): `delay` seconds from now, or `run_at`."""
+    delay = options.get("delay")
+    return options.get("run_at") if delay is None else time.time_ns() // 1_000_000 + int(delay * 1000)
 
 
 def _check_waiting(task: str, policy: Mapping[str, Any], waiting: str | None) -> None:
@@ -94,20 +69,6 @@ def _check_waiting(task: str, policy: Mapping[str, Any], waiting: str | None) ->
         )
 
 
-def _number(value: Any, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
-
-
-def _key(task: str, name: str, value: Any) -> str:
-    """A key that can be stored and looked up; raises BadArguments."""
-    try:
-        if isinstance(value, str) and 0 < len(value.encode()) <= 500 and "\0" not in value:
-            return value
-    except UnicodeEncodeError:
-        pass
-    raise BadArguments(f"task {task!r}: {name} must be text of 1 to 500 bytes, found {value!r}")
-
-
 def _policy(
     task: str, declared: Mapping[str, Any], args: Mapping[str, Any], options: Mapping[str, Any]
 ) -> dict[str, Any]:
@@ -115,23 +76,21 @@ def _policy(
     policy = declared.get("policy") or {}
     key, seconds = options.get("unique_key"), options.get("unique_for", policy.get("unique_for"))
     if key is not None:
-        key = f"{task}:={_key(task, 'unique_key', key)}"
+        key = f"{task}:={key}"
     elif policy.get("unique"):
         names = policy["unique"]
         values = {k: v for k, v in args.items() if names is True or k in names}
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
         key = f"{task}:{digest}"
-    if seconds is not None and (key is None or not _number(seconds, 1e-3, 1e9)):
-        raise BadArguments(f"task {task!r}: unique_for must be seconds, together with a unique key, found {seconds!r}")
+    if seconds is not None and key is None:
+        raise BadArguments(f"task {task!r}: unique_for goes with a unique key, found none; add unique_key=…")
     limit_key, most = options.get("limit_key"), options.get("limit_max", policy.get("at_once"))
-    if limit_key is not None:
-        limit_key = _key(task, "limit_key", limit_key)
-    elif most is not None:
+    if limit_key is None and most is not None:
         per = policy.get("per")
         text = json.dumps(args.get(per)) if per else ""
         limit_key = f"{task}:{text if len(text) <= 400 else hashlib.sha256(text.encode()).hexdigest()}" if per else task
-    if limit_key is not None and (not isinstance(most, int) or isinstance(most, bool) or not 1 <= most <= 1_000_000):
-        raise BadArguments(f"task {task!r}: limit_max must be a whole number from 1 with a limit_key, found {most!r}")
+    if limit_key is not None and most is None:
+        raise BadArguments(f"task {task!r}: limit_key goes with a limit_max, a whole number from 1, found none")
     backoff = policy.get("backoff")
     return {
         "backoff": json.dumps(backoff) if backoff else None,
@@ -140,18 +99,6 @@ def _policy(
         "limit_key": limit_key,
         "limit_max": most if limit_key is not None else None,
     }
-
-
-def check_options(whose: str, *, attempts: Any, timeout: Any, priority: Any) -> None:
-    """Raise BadArguments unless the numbers can be used."""
-    if not isinstance(attempts, int) or isinstance(attempts, bool) or not 1 <= attempts <= 1000:
-        raise BadArguments(f"{whose}: attempts must be a whole number from 1 to 1000, found {attempts!r}")
-    if timeout is not None and (
-        not isinstance(timeout, int | float) or isinstance(timeout, bool) or not 0 < timeout < 1e9
-    ):
-        raise BadArguments(f"{whose}: timeout must be more than 0 seconds and less than a billion, found {timeout!r}")
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > 1_000_000:
-        raise BadArguments(f"{whose}: priority must be a whole number from -1000000 to 1000000, found {priority!r}")
 
 
 class Producer:

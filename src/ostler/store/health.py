@@ -51,15 +51,6 @@ class Health:
             )
         )
 
-    def mark_healthy(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self.mark(node, component, generation, "healthy", now)
-
-    def mark_draining(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self.mark(node, component, generation, "draining", now)
-
-    def mark_stopping(self, node: str, component: str, generation: int, now: int) -> bool:
-        return self.mark(node, component, generation, "stopping", now)
-
     def mark(self, node: str, component: str, generation: int, status: str, now: int) -> bool:
         """Set the status alone; False when the row has a newer generation."""
         return bool(self._db.run("mark", node=node, component=component, generation=generation, status=status, now=now))
@@ -81,10 +72,6 @@ class Health:
                     now=exit_.at,
                 )
         return held
-
-    def mark_failed(self, node: str, component: str, generation: int, now: int) -> bool:
-        """The restart limits are spent. Only `reset_restart_count` leads out."""
-        return self.mark(node, component, generation, "failed", now)
 
     def _ended(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
         with self._db.transaction():
@@ -154,14 +141,6 @@ class Health:
         """Drop the row of a slot that the configuration no longer has."""
         self._db.run("remove_component", node=node, component=component)
 
-    def clean_worker_state(self, node: str) -> None:
-        """Drop the node's worker rows (tests, emergencies). The exit history stays."""
-        self._db.run("clean_worker_state", node=node)
-
-    def clean_all(self, node: str) -> None:
-        """Drop all rows of the node, its own included."""
-        self._db.run("clean_all", node=node)
-
     def prune(self, before: int) -> None:
         """Drop exit records older than `before`."""
         self._db.run("prune_exits", before=before)
@@ -189,11 +168,6 @@ class Health:
     def served(self, since: int) -> frozenset[str]:
         """The pools that a running node has workers for; a node runs when its heartbeat is newer than `since`."""
         return frozenset(str(row["pool"]) for row in self._db.run("served_pools", since=since))
-
-    def is_healthy(self, node: str, component: str, max_age_ms: int, now: int) -> bool:
-        """Status `healthy` and heard from within `max_age_ms`."""
-        row = self.get_component(node, component)
-        return row is not None and row["status"] == "healthy" and now - row["last_heartbeat"] <= max_age_ms
 
     def counted_exits(self, node: str, component: str, since: int) -> list[tuple[int, str]]:
         """(at, kind) of the exits since then that no reset has forgotten, oldest first."""

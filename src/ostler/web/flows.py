@@ -25,7 +25,7 @@ class BulkRequest(BaseModel):
     """Jobs to store, all or none."""
 
     model_config = ConfigDict(extra="forbid")
-    jobs: list[EnqueueRequest] = Field(max_length=_MOST)
+    jobs: list[EnqueueRequest] = Field(max_length=_MOST)  # type: ignore[valid-type]
 
 
 class Filter(BaseModel):

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, StrictStr, ValidationError, create_model
 
 from ostler.errors import BadArguments, PayloadTooLarge
+from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import now_ms, views
@@ -25,21 +26,20 @@ Id = Annotated[int, Path(ge=0, le=LARGEST)]
 _ENVELOPE = 4096  # what a request may have besides its arguments
 
 
-class EnqueueRequest(BaseModel):
+class _Wanted(BaseModel):
     """A job to store. What is left out comes from the task's declaration."""
 
     model_config = ConfigDict(extra="forbid")
     task: StrictStr
     args: dict[str, Any] = Field(default_factory=dict)
-    attempts: StrictInt | None = Field(None, description="runs in all, 1 to 1000")
-    timeout: StrictInt | StrictFloat | None = Field(None, description="seconds")
-    priority: StrictInt | None = Field(None, description="higher runs first")
-    delay: StrictInt | StrictFloat | None = Field(None, ge=0, le=1e9, description="seconds from now")
-    unique_key: StrictStr | None = Field(None, description="one job of this task for each key, while it is live")
-    unique_for: StrictInt | StrictFloat | None = Field(None, description="… or for so many seconds")
-    limit_key: StrictStr | None = Field(None, description="jobs with the same key: at most limit_max run at once")
-    limit_max: StrictInt | None = None
-    run_at: StrictInt | None = Field(None, ge=0, le=10**14, description="milliseconds UTC; not before")
+
+
+_KINDS: dict[type, Any] = {int: StrictInt | None, float: StrictInt | StrictFloat | None, str: StrictStr | None}
+_OPTIONS: dict[str, Any] = {
+    name: (_KINDS[option.kind], Field(None, description=f"{option.doc}: {option.wanted}"))
+    for name, option in OPTIONS.items()
+}
+EnqueueRequest = create_model("EnqueueRequest", __base__=_Wanted, __doc__=_Wanted.__doc__, **_OPTIONS)
 
 
 class TimelineEvent(BaseModel):
@@ -170,11 +170,9 @@ def body(model: type[BaseModel]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}}
 
 
-def prepared(context: Context, wanted: EnqueueRequest) -> NewJob:
+def prepared(context: Context, wanted: _Wanted) -> NewJob:
     """The job that a request asks for, checked; raises InputError."""
-    options = wanted.model_dump(exclude={"task", "args", "delay"}, exclude_none=True)
-    if wanted.delay is not None:
-        options["run_at"] = now_ms() + int(wanted.delay * 1000)
+    options = wanted.model_dump(exclude={"task", "args"}, exclude_none=True)
     return prepare(context.tasks, wanted.task, wanted.args, context.settings.max_payload, **options)
 
 

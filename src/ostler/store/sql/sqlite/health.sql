@@ -80,12 +80,6 @@ SELECT * FROM health WHERE component = 'node' ORDER BY node;
 -- name: remove_component
 DELETE FROM health WHERE node = :node AND component = :component;
 
--- name: clean_worker_state
-DELETE FROM health WHERE node = :node AND component <> 'node';
-
--- name: clean_all
-DELETE FROM health WHERE node = :node;
-
 -- name: meta_get
 SELECT value FROM meta WHERE key = :key;
 

@@ -1,0 +1,71 @@
+"""The options of a job, declared once: `task.options(…)`, `@app.job(…)`, the HTTP API and the CLI are made of this table.
+
+Standard library alone: producers and workers check with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from ostler.errors import BadArguments
+
+
+class Option(NamedTuple):
+    """`kind` is int, float or str. Numbers lie between `least` and `most`; a text has that many bytes."""
+
+    kind: type
+    doc: str
+    wanted: str
+    least: float
+    most: float
+
+
+OPTIONS: dict[str, Option] = {
+    "attempts": Option(int, "runs in all", "a whole number from 1 to 1000", 1, 1000),
+    "timeout": Option(float, "seconds until its worker is killed", "more than 0 seconds", 1e-9, 1e9),
+    "priority": Option(int, "higher runs first", "a whole number from -1000000 to 1000000", -1_000_000, 1_000_000),
+    "delay": Option(float, "seconds from now", "a number of seconds from 0", 0, 1e9),
+    "run_at": Option(int, "not before this time, in milliseconds UTC", "milliseconds UTC as a whole number", 0, 10**14),
+    "unique_key": Option(str, "one job of this task for each key, while it is live", "text of 1 to 500 bytes", 1, 500),
+    "unique_for": Option(float, "… or for so many seconds", "more than 0 seconds", 1e-3, 1e9),
+    "limit_key": Option(str, "of jobs with the same key, limit_max run at once", "text of 1 to 500 bytes", 1, 500),
+    "limit_max": Option(
+        int, "how many jobs with the same limit_key run at once", "a whole number from 1", 1, 1_000_000
+    ),
+}
+
+
+def check(whose: str, options: Mapping[str, Any]) -> None:
+    """Raise BadArguments on an option that does not exist, or on a value that cannot be used. None is not given."""
+    for name, value in options.items():
+        option = OPTIONS.get(name)
+        if option is None:
+            raise BadArguments(f"{whose}: {name!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
+        if value is not None and not _fits(option, value):
+            raise BadArguments(f"{whose}: {name} must be {option.wanted}, found {value!r}{_hint(name, value)}")
+
+
+def _fits(option: Option, value: Any) -> bool:
+    if option.kind is str:
+        return isinstance(value, str) and "\0" not in value and option.least <= _bytes(value) <= option.most
+    kinds = int if option.kind is int else int | float
+    if not isinstance(value, kinds) or isinstance(value, bool) or not option.least <= value <= option.most:
+        return False
+    return option is not OPTIONS["run_at"] or not _looks_like_seconds(value)
+
+
+def _bytes(text: str) -> int:
+    try:
+        return len(text.encode())
+    except UnicodeEncodeError:  # lone surrogates: no database takes them
+        return 0
+
+
+def _looks_like_seconds(value: Any) -> bool:
+    """As seconds 1973 to 5138; as milliseconds no later than 1973."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and 10**8 <= value < 10**11
+
+
+def _hint(name: str, value: Any) -> str:
+    return "; this looks like seconds: multiply by 1000" if name == "run_at" and _looks_like_seconds(value) else ""
