@@ -35,7 +35,7 @@ def test_a_locked_store_delays_and_loses_nothing(make_node, tmp_path: Path) -> N
     until(lambda: f"{idle} generation {victim['generation'] + 1}: starting -> healthy" in node.log(), "the restart")
     assert node.get("/healthz")[0] == 200
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "the trouble to show")
-    for sign in ("lane writer keeps trying", "lane intake keeps trying", "HEARTBEAT_DEGRADED"):
+    for sign in ("lane turns keeps trying", "lane intake keeps trying", "HEARTBEAT_DEGRADED"):
         until(lambda: sign in node.log(), f"{sign!r} in the log")
     assert not answers, "it cannot be stored yet"
     assert not marks.exists()

@@ -211,7 +211,7 @@ def test_the_store_and_dead_nodes_are_told(store: Store) -> None:
         assert said == [
             "1 job of a node that died requeued",
             "3 jobs of a node that died requeued",
-            "the store does not answer lane writer; it is tried again and again",
+            "the store does not answer lane writer; retrying",
             "the store takes writes of lane writer again",
         ]
 

@@ -184,7 +184,8 @@ def _lost_jobs(facts: Facts, promised: Promised) -> Iterator[str]:
 
 def _bad_states(facts: Facts) -> Iterator[str]:
     for job, row in facts.jobs.items():
-        events, last, dones = facts.timelines.get(job, (0, 0, 0))
+        events, last, dones = facts.timelines.get(job, (0, 1, 0))
+        events += 1  # the row itself is the first
         if row.status not in ("queued", "processing", *ENDED):
             yield f"job {job} is {row.status!r}"
         if not events == last == row.seq or dones != (row.status == "done"):

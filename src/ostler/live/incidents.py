@@ -176,9 +176,7 @@ class Incidents:
                 if answers:
                     self.tell("info", f"store:{lane}", f"the store takes writes of lane {lane} again")
                 else:
-                    self.tell(
-                        "error", f"store:{lane}", f"the store does not answer lane {lane}; it is tried again and again"
-                    )
+                    self.tell("error", f"store:{lane}", f"the store does not answer lane {lane}; retrying")
 
     def _repeated(self, key: tuple[str, str], event: JobEnded | None, text: str = "") -> None:
         """One incident for many of the same kind, as long as they follow each other."""

@@ -68,7 +68,7 @@ class JobRecords:
         return stored, True
 
     def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
-        """Rows and `created` events, in the transaction that is open."""
+        """Rows, in the transaction that is open. Each is its own `created` event, number 1 of its timeline."""
         ids = self._db.insert("enqueue", [(*job, now) for job in jobs])
         limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
         moved: dict[tuple[str, str], int] = {}
@@ -78,7 +78,6 @@ class JobRecords:
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
         self._moved(moved)
-        self._timeline((i, 1, now, "created", None) for i in ids)
         return ids
 
     # ---- the dispatcher

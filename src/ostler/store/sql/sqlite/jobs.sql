@@ -144,10 +144,17 @@ UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, wait_ms = NULL, exc
 SELECT * FROM jobs WHERE id = :id;
 
 -- name: events_after
-SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq > :edge ORDER BY seq LIMIT :limit;
+-- A job's row is its first event; rows from before schema 3 have a stored one beside it.
+SELECT seq, at, name, data FROM (
+  SELECT * FROM (SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq > max(:edge, 1) ORDER BY seq LIMIT :limit)
+  UNION ALL SELECT 1, created_at, 'created', NULL FROM jobs WHERE id = :id AND :edge < 1)
+ ORDER BY seq LIMIT :limit;
 
 -- name: events_before
-SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq < :edge ORDER BY seq DESC LIMIT :limit;
+SELECT seq, at, name, data FROM (
+  SELECT * FROM (SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq < :edge AND seq > 1 ORDER BY seq DESC LIMIT :limit)
+  UNION ALL SELECT 1, created_at, 'created', NULL FROM jobs WHERE id = :id AND :edge > 1)
+ ORDER BY seq DESC LIMIT :limit;
 
 -- name: short_jobs
 -- Jobs as listings and the live state show them: large values are cut off here, not carried about. What is taken out of JSON
