@@ -190,7 +190,7 @@ class Node:
         )
         web = Server(build(context, self.app.routes), web_socket)
         bell = _Bell(folder, dispatcher.ring)
-        order: list[Part] = [lanes, incidents, dispatcher, supervisor, poll, bell, upkeep, watch, tails, web]
+        order: list[Part] = [lanes, incidents, dispatcher, supervisor, poll, bell, upkeep, web, watch, tails]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:

@@ -6,6 +6,7 @@ import os
 import signal
 import sqlite3
 import threading
+import time
 from pathlib import Path
 
 from ostler.store import Store, now_ms
