@@ -37,7 +37,7 @@ class PoolPaused:
 
 
 class JobEnded(NamedTuple):
-    """A run of a job ended, one way or another."""
+    """A run of a job ended in any other way than done."""
 
     job: int
     task: str
@@ -46,6 +46,12 @@ class JobEnded(NamedTuple):
     event: str
     seconds: float
     code: str | None = None
+
+
+class RunsDone(NamedTuple):
+    """Runs that ended as done since the last turn, as (task, queue, seconds): one event for all, there may be many."""
+
+    runs: Sequence[tuple[str, str, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +119,7 @@ Event = (
     | WorkerMoved
     | PoolPaused
     | JobEnded
+    | RunsDone
     | ClaimLost
     | JobsTouched
     | Printed

@@ -21,7 +21,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Bus, JobEnded, JobsTouched, Printed
+from ostler.events import Bus, JobEnded, JobsTouched, Printed, RunsDone
 from ostler.jobs import verdict
 from ostler.jobs.backpressure import Pressure
 from ostler.jobs.deadlines import RECALL_AFTER, Deadlines
@@ -66,6 +66,7 @@ class Dispatcher:
         self._by_component: dict[str, Seat] = {}
         self._durations = Durations()
         self._outbox = Outbox(settings.node, turns, bus)
+        self._done: list[tuple[str, str, float]] = []  # what the bus is told with the next turn
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.TimerHandle | None = None
@@ -164,6 +165,9 @@ class Dispatcher:
         return all(len(seat.jobs) > 8 for seat in self._seats.values()) and bool(self._seats)
 
     def _collect(self, *, claim: bool = True) -> Turn | None:
+        if self._done:
+            self._bus.send(RunsDone(self._done))
+            self._done = []
         return self._outbox.collect(self._wants() if claim else {}, self.limits)
 
     def _wants(self) -> dict[str, list[str]]:
@@ -337,6 +341,9 @@ class Dispatcher:
         self._bell.set()
         claim = ran.claim
         seconds = (ran.ended - ran.began) / 1000
+        if result.event == "done":
+            self._done.append((claim.task, claim.queue, seconds))
+            return
         code = json.loads(result.error)["code"] if result.error else None
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, code))
 

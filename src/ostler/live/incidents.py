@@ -144,8 +144,6 @@ class Incidents:
 
     def _heard(self, event: Any) -> None:
         match event:
-            case JobEnded(event="done"):
-                return
             case JobEnded():
                 self._ends[event.worker] = event
                 if event.event == "failed":

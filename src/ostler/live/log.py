@@ -20,8 +20,6 @@ def configure(level: str) -> None:
 
 def tell(event: Event) -> None:
     """Listens to the bus."""
-    if isinstance(event, JobEnded) and event.event != "failed":
-        return  # the most frequent one, and nothing to tell
     match event:
         case WorkerMoved(status="crashed"):
             _crashed(event)

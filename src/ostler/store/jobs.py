@@ -129,23 +129,26 @@ class JobRecords:
         ]
         followed = []
         ended: list[tuple[str, str]] = []
+        runs: dict[str, list[int]] = {}  # queue -> how long each run that is done took
         for row in self._db.run("finish", batch=json.dumps(batch)):
-            done = by_id.pop(row["id"])
-            ended.append((row["queue"], done.status))
-            timeline.append((done.id, row["seq"], done.finished_at, done.event, done.data))
-            queue = row["queue"]
-            _count(counts, queue, done.status)
-            if done.status == "done":
-                took = max(0, done.finished_at - done.started_at)
-                _count(counts, queue, "run_ms", took)
-                _count(counts, queue, f"run:{bin_of(took)}")
+            id_, seq, queue, status, of_batch, following, chain, *_ = row  # in the statement's order
+            done = by_id.pop(id_)
+            ended.append((queue, status))
+            timeline.append((id_, seq, done.finished_at, done.event, done.data))
+            if status == JobStatus.DONE:
+                runs.setdefault(queue, []).append(max(0, done.finished_at - done.started_at))
             if done.crash:
                 _count(counts, queue, "crashed")
-            if row["chain"] is not None or row["next"] or row["batch"] is not None:
+            if chain is not None or following or of_batch is not None:
                 followed.append(row)
         lost.extend(by_id)
+        for queue, took in runs.items():
+            _count(counts, queue, "run_ms", sum(took))
+            for ms, n in Counter(took).items():
+                _count(counts, queue, f"run:{bin_of(ms)}", n)
         moved: Counter[tuple[str, str]] = Counter(ended)
-        for queue, n in Counter([queue for queue, _ in ended]).items():
+        for (queue, status), n in [*moved.items()]:
+            _count(counts, queue, status, n)
             moved[queue, _PROCESSING] -= n
         self._moved(moved)
         if followed:
@@ -201,9 +204,9 @@ class JobRecords:
                     dues.append(due)  # the rate is what held back
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
             claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
-            for row in rows:
-                if row["attempt"] == 0:  # how long it waited for its first run
-                    _count(counts, queue, f"wait:{bin_of(turn.now - row['since'])}")
+            waited = [turn.now - row["since"] for row in rows if row["attempt"] == 0]  # for their first run
+            for ms, n in Counter(waited).items():
+                _count(counts, queue, f"wait:{bin_of(ms)}", n)
         if not claims:
             self._moved(moved)
             return claims, dues, 0
@@ -213,10 +216,11 @@ class JobRecords:
         for row in self._db.run(
             "claim", batch=json.dumps([[c.id, c.worker] for c in claims]), node=turn.node, now=turn.now
         ):
-            claim = by_id[row["id"]]
-            held.add(claim.id)
+            id_, seq = row
+            claim = by_id[id_]
+            held.add(id_)
             data = f'{{"attempt":{claim.attempt},"worker":{names[claim.worker]}}}'
-            timeline.append((claim.id, row["seq"], turn.now, "processing", data))
+            timeline.append((id_, seq, turn.now, "processing", data))
         limits.put_heads(self._db, keys.picked)
         taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():

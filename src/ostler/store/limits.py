@@ -95,7 +95,10 @@ class Keys:
 
     def pick(self, queue: str, count: int) -> list[Any]:
         """The next jobs of the queue, in order, without those whose key is full. Never more of a key than it allows."""
-        line = [(_place(row), row) for row in self._heads(queue, count)]  # sorted, so it is a heap
+        rows = self._heads(queue, count)
+        if all(row["limit_key"] is None for row in rows):  # the usual case
+            return rows
+        line = [(_place(row), row) for row in rows]  # sorted, so it is a heap
         chosen: list[Any] = []
         spent: set[str] = set()
         while line and len(chosen) < count:

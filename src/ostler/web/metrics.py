@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter
@@ -9,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
-from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, WorkerMoved
+from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, RunsDone, WorkerMoved
 from ostler.store import now_ms
 from ostler.web.context import Context
 
@@ -40,7 +41,7 @@ class Metrics:
             "ostler_queue_oldest_seconds", "Age of the oldest ready job", ["queue"], registry=self.registry
         )
         self.workers = Gauge("ostler_workers", "Workers by pool and status", ["pool", "status"], registry=self.registry)
-        self._runs: dict[tuple[str, str, str], tuple[Counter, Histogram]] = {}
+        self._observe: dict[str, Callable[[float], None]] = {}
         bus.listen(self._heard)
 
     def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
@@ -48,17 +49,11 @@ class Metrics:
 
     def _heard(self, event: Any) -> None:
         match event:
+            case RunsDone(runs):
+                self._done(runs)
             case JobEnded(_, task, queue, _, name, seconds, code):
-                found = self._runs.get((task, queue, name))
-                if found is None:  # labels are looked up once: this is called for every single run
-                    found = self._runs[task, queue, name] = (
-                        self.ended.labels(task, queue, name),
-                        self.durations.labels(task),
-                    )
-                found[0].inc()
-                found[1].observe(seconds)
-                if name == "done":
-                    return
+                self.ended.labels(task, queue, name).inc()
+                self.durations.labels(task).observe(seconds)
                 if name == "requeued:retry":
                     self.retries.labels(code or "ERROR").inc()
                 elif name.startswith("requeued:"):
@@ -79,6 +74,17 @@ class Metrics:
                     self.crashes.labels(pool).inc()
                 elif status == "starting":
                     self.restarts.labels(pool).inc()
+
+    def _done(self, runs: Sequence[tuple[str, str, float]]) -> None:
+        counts: dict[tuple[str, str], int] = {}
+        for task, queue, seconds in runs:
+            counts[task, queue] = counts.get((task, queue), 0) + 1
+            observe = self._observe.get(task)
+            if observe is None:  # labels are looked up once: this is called for every single run
+                observe = self._observe[task] = self.durations.labels(task).observe
+            observe(seconds)
+        for (task, queue), n in counts.items():
+            self.ended.labels(task, queue, "done").inc(n)
 
 
 def router(context: Context) -> APIRouter:
