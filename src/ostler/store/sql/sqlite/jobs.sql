@@ -180,9 +180,6 @@ ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.att
 -- name: tasks
 SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks ORDER BY name;
 
--- name: depth_up_to
-SELECT coalesce(sum(min(n, :limit)), 0) AS n FROM depths WHERE status = 'queued' AND n > 0;
-
 -- name: oldest_ready
 -- The first job in line of each priority, and of those the oldest: a few steps in the index, however many wait.
 WITH RECURSIVE line (queue, priority, n) AS (

@@ -1,0 +1,194 @@
+"""The reading verbs about jobs: one, many, a page, where it stands, how many wait. None of them writes."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ostler.errors import NotFound
+from ostler.store import views
+from ostler.store.rows import JobStatus
+from ostler.store.sqlite import SqliteDatabase
+
+_LARGEST = 2**63 - 1  # the largest number that the store can hold
+EVENTS = 200  # entries of a page of a timeline, where nobody says how many
+_EVENT_BYTES = 524_288  # of their data in one page
+_EVENTS_AT_ONCE = 20
+_SEARCHED = 20_000  # jobs that one page of a search looks at
+
+
+class JobReading:
+    """Jobs and their timeline in the store, to look at."""
+
+    def __init__(self, db: SqliteDatabase) -> None:
+        self._db = db
+
+    def find(self, job: int) -> dict[str, Any]:
+        """The job; raises NotFound."""
+        rows = self._db.run("job", id=job) if job <= _LARGEST else []
+        if not rows:
+            raise NotFound(f"there is no job {job}")
+        return views.job(rows[0])
+
+    def get(self, job: int) -> dict[str, Any]:
+        """The job with the newest page of its timeline; raises NotFound."""
+        return {**self.find(job), "events": self.newest_events(job)}
+
+    def standing(self, job: int, most: int) -> dict[str, Any] | None:
+        """Where a queued job stands in its queue and under its limits; None when it is not queued. Raises NotFound.
+
+        Jobs before it are counted no further than one above `most`.
+        """
+        for row in self._db.run("standing", id=job, most=most + 1):
+            ahead = min(row["higher"] + row["earlier"], most + 1)
+            return {**dict(row), "ahead": ahead} if row["status"] == JobStatus.QUEUED else None
+        raise NotFound(f"there is no job {job}")
+
+    def short(self, jobs: Iterable[int]) -> builtins.list[dict[str, Any]]:
+        """Short views of these jobs, in order of their ids; those that are no more are left out."""
+        return [views.short_job(row) for row in self._db.run("short_jobs", ids=json.dumps([*jobs]))]
+
+    def events(self, job: int) -> builtins.list[dict[str, Any]]:
+        """The job's whole timeline, oldest first."""
+        found: builtins.list[dict[str, Any]] = []
+        after: int | None = 0
+        while after is not None:
+            page, after = self.event_page(job, after)
+            found += page
+        return found
+
+    def event_page(
+        self, job: int, after: int = 0, limit: int = EVENTS
+    ) -> tuple[builtins.list[dict[str, Any]], int | None]:
+        """The part of the timeline after a number, oldest first, bounded in entries and bytes; and where the next one begins."""
+        rows = self._bounded("events_after", job, after, limit)
+        more = bool(rows) and bool(self._db.run("events_after", id=job, edge=rows[-1]["seq"], limit=1))
+        return [views.event(r) for r in rows], rows[-1]["seq"] if more else None
+
+    def newest_events(self, job: int, limit: int = EVENTS) -> builtins.list[dict[str, Any]]:
+        """The end of the timeline, oldest first, bounded in entries and bytes."""
+        return [views.event(r) for r in reversed(self._bounded("events_before", job, _LARGEST, limit))]
+
+    def _bounded(self, statement: str, job: int, edge: int, limit: int) -> builtins.list[Any]:
+        """At least one row if there is any, and no more once `_EVENT_BYTES` are together. Few at a time: each may be large."""
+        rows: builtins.list[Any] = []
+        size = 0
+        while len(rows) < limit and size < _EVENT_BYTES:
+            wanted = min(_EVENTS_AT_ONCE, limit - len(rows))
+            found = self._db.run(statement, id=job, edge=edge, limit=wanted)
+            for row in found:
+                size += len(row["data"] or "")
+                if rows and size > _EVENT_BYTES:
+                    return rows
+                rows.append(row)
+                edge = row["seq"]
+            if len(found) < wanted:
+                break
+        return rows
+
+    def list(
+        self,
+        *,
+        status: str | None = None,
+        queue: str | None = None,
+        task: str | None = None,
+        code: str | None = None,
+        batch: int | None = None,
+        search: str | None = None,
+        limit: int = 50,
+        cursor: int | None = None,
+    ) -> tuple[builtins.list[dict[str, Any]], int | None]:
+        """Newest first, as short views, and the cursor of the next page or None.
+
+        `search` is looked for in id, task, arguments and error. One page of a search looks at no more than 20,000 jobs; it may have
+        few or none and still name a next one.
+        """
+        where, values = _where(status=status, queue=queue, task=task, code=code, batch=batch)
+        if cursor is not None:
+            where += " AND id < :cursor"
+        floor = 0
+        if search:
+            top = cursor if cursor is not None else self._db.run("newest_ids", after=0, limit=1)
+            newest = top if isinstance(top, int) else (top[0]["id"] + 1 if top else 0)
+            floor = max(0, newest - _SEARCHED)
+            where += (
+                " AND id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\\' OR args LIKE :like ESCAPE '\\'"
+                " OR args LIKE :coded ESCAPE '\\' OR error LIKE :like ESCAPE '\\' OR error LIKE :coded ESCAPE '\\')"
+            )
+            coded = json.dumps(search)[1:-1]  # as it stands in arguments and errors: JSON in ASCII
+            values |= {"floor": floor, "search": search.strip(), "like": _like(search), "coded": _like(coded)}
+        sql = f"SELECT id FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
+        rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
+        page = self.short(row["id"] for row in rows[:limit])[::-1]
+        if len(rows) > limit:
+            return page, rows[limit - 1]["id"]
+        return page, (floor or None)
+
+    def matching(self, statuses: Sequence[str], limit: int, **filters: Any) -> builtins.list[int]:
+        """Ids of jobs with one of these statuses that the filters fit, oldest first."""
+        where, values = _where(**filters)
+        shown = ", ".join(f"'{JobStatus(s)}'" for s in statuses)
+        sql = f"SELECT id FROM jobs WHERE status IN ({shown}) AND {where} ORDER BY id LIMIT :limit"  # noqa: S608
+        return [row["id"] for row in self._db.query(sql, {**values, "limit": limit})]
+
+    def depths(self) -> dict[str, dict[str, int]]:
+        """Per queue: queued, scheduled, processing, failed and cancelled."""
+        found: dict[str, dict[str, int]] = {}
+        for row in self._db.run("depths"):
+            found.setdefault(row["queue"], {})[row["status"]] = row["n"]
+        return found
+
+    def ready(self, queues: Sequence[str], now: int) -> bool:
+        """Whether a claim for these queues would find something now. Reads only."""
+        if self._db.run("any_ready", queues=json.dumps(list(queues)))[0]["ready"]:
+            return True
+        due = self._db.run("next_due")[0]["due"]
+        return due is not None and due <= now
+
+    def wanted_cancels(self, node: str) -> builtins.list[tuple[int, int]]:
+        """Running claims (id, fence) of this node that somebody asked to cancel."""
+        return [(row["id"], row["fence"]) for row in self._db.run("wanted_cancels", node=node)]
+
+    def oldest(self) -> dict[str, int]:
+        """Per queue: when the oldest of its jobs that are next in line was created."""
+        return {row["queue"]: row["at"] for row in self._db.run("oldest_ready")}
+
+    def live(self, ids: Sequence[int]) -> set[int]:
+        """Which of these run or wait for another run: their scratch is not to be touched."""
+        return {row["id"] for row in self._db.run("live_jobs", ids=json.dumps(list(ids)))}
+
+    def tasks(self) -> dict[str, dict[str, Any]]:
+        """The declared tasks by name."""
+        return {
+            r["name"]: {**dict(r), "parameters": json.loads(r["parameters"]), "policy": json.loads(r["policy"])}
+            for r in self._db.run("tasks")
+        }
+
+
+def _like(text: str) -> str:
+    """A LIKE pattern for whatever contains the text."""
+    escaped = re.sub(r"([\\%_])", r"\\\1", text)
+    return f"%{escaped}%"
+
+
+def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
+    """Conditions for the filters that are given. A status stands in the SQL as text, so that partial indexes serve."""
+    parts, values = ["1 = 1"], {}
+    for name, value in filters.items():
+        if value is None:
+            continue
+        if name == "status":
+            parts.append(f"status = '{JobStatus(value)}'")
+        elif name == "ids":
+            parts.append("id IN (SELECT value FROM json_each(:ids))")
+            values["ids"] = json.dumps(value)
+        elif name == "code":
+            parts.append("json_extract(error, '$.code') = :code")
+            values["code"] = value
+        else:
+            parts.append(f"{name} = :{name}")
+            values[name] = value
+    return " AND ".join(parts), values
