@@ -205,7 +205,7 @@ def test_a_search_finds_text_as_people_write_it(store: Store, text: str) -> None
 def test_a_search_looks_at_no_more_than_a_page_of_jobs_and_says_where_to_go_on(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ostler.store.jobs._SEARCHED", 10)
+    monkeypatch.setattr("ostler.store.reading._SEARCHED", 10)
     (wanted,) = put(store, args='{"x": "needle"}')
     put(store, 15)
     assert store.jobs.list(search="needle")[0] == []
