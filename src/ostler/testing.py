@@ -185,7 +185,9 @@ class Bench:
                 passing=(Killed, KeyboardInterrupt),
             )
         except Killed as death:
-            return verdict.crashed(Ran(claim, began, self._ms()), "signal", f"SIGKILL at {death}", self._policy)
+            return verdict.crashed(
+                Ran(claim, began, self._ms()), "signal", f"killed by SIGKILL at {death}", self._policy
+            )
         ran = Ran(claim, began, self._ms())
         match outcome:
             case ("done", _, _, result):

@@ -29,6 +29,7 @@ from ostler.jobs.logs import JobLogs
 from ostler.jobs.outbox import Outbox
 from ostler.jobs.seat import Durations, Seat
 from ostler.jobs.verdict import Policy, Ran
+from ostler.lifecycle import ends
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Worker
@@ -354,7 +355,8 @@ class Dispatcher:
             return verdict.cancelled(ran)
         if end.kind == "asked":
             return verdict.aborted(ran)
-        return verdict.crashed(ran, end.reason, end.signal or f"exit code {end.code}", self._policy)
+        how = ends.words(end.reason, end.code, end.signal)
+        return verdict.crashed(ran, end.reason, how, self._policy)
 
     def _came_back(self, seat: Seat, jobs: set[int]) -> None:
         at = now_ms()

@@ -130,7 +130,7 @@ def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requ
     crashes = ran.claim.crashes + 1
     what = {
         "code": "OOM" if reason == "oom" else "CRASH",
-        "message": f"the worker {ran.claim.worker} died while running it ({reason}, {detail})",
+        "message": f"the worker {ran.claim.worker} died while running it: {detail}",
     }
     if crashes > policy.crash_limit:
         last = {
