@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/ostler demo
 
 test: setup browser
-	$(BIN)/python -m pytest -m "not soak"
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
 
 lint: setup
 	$(BIN)/ruff format --check .
