@@ -263,7 +263,7 @@ def _typed(known: Mapping[str, Any], key: str, value: Any, source: str) -> Any:
     kind = str(known[key].type).partition(" | ")[0]
     try:
         return _convert(kind, value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, KeyError) as error:
         raise ConfigError(f"{source} must be {_ARTICLE[kind]}, found {value!r}") from error
 
 

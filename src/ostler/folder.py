@@ -62,12 +62,13 @@ def prepare(settings: Settings) -> None:
 
 
 @contextlib.contextmanager
-def address(folder: Path, url: str) -> Iterator[None]:
+def address(folder: Path, url: str, *, own_token: bool) -> Iterator[None]:
     """`node.json` tells the CLI where the node listens; a reader finds it whole or not at all."""
     path = folder / "node.json"
     fresh = path.with_suffix(".json.new")
     with private.open(fresh, "w", encoding="ascii") as file:
-        json.dump({"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid())}, file)
+        known = {"url": url, "pid": os.getpid(), "started": family.start_time(os.getpid()), "own_token": own_token}
+        json.dump(known, file)
     fresh.replace(path)
     try:
         yield

@@ -95,14 +95,14 @@ class Node:
         folder = database_path(settings.store, settings.data_dir).parent
         check_app(settings, self.app, self.target)
         folders.check_files(sum(spec.size for spec in self._specs(Nothing())))
-        with listen(settings.host, settings.port) as web_socket, folders.lock(folder, settings.group):
+        with folders.lock(folder, settings.group), listen(settings.host, settings.port) as web_socket:
             self.url = url_of(settings.host, web_socket)
             folders.prepare(settings)
             recovered = self._open_store()
             parts = self._build(folder, web_socket, recovered)
             self._force = parts.supervisor.force
             async with running(parts.in_order):
-                with folders.address(folder, self.url):
+                with folders.address(folder, self.url, own_token=not settings.token):
                     self._serve(parts.supervisor, folder)
                     await self._stop.wait()
                     log.info(

@@ -349,3 +349,57 @@ def test_the_doctor_finds_the_filesystem_of_the_deepest_mount() -> None:
     assert doctor.filesystem(Path("/srv/shared/ostler"), mounts) == "nfs4"
     assert doctor.filesystem(Path("/srv/shared3"), mounts) == "ext4"
     assert doctor.filesystem(Path("/srv"), []) is None
+
+
+def test_a_demo_never_deletes_a_directory_that_it_did_not_make(node: Node, tmp_path: Path) -> None:
+    refused(ostler("demo", "--data", str(node.folder)), "a node already runs on")
+    other = tmp_path / "real"
+    other.mkdir()
+    (other / "node.lock").touch()
+    (other / "ostler.db").write_text("precious")
+    refused(ostler("demo", "--data", str(other)), "no demo made it")
+    assert (other / "ostler.db").read_text() == "precious"
+
+
+def test_resuming_all_resumes_pools_that_were_paused_by_name_and_resuming_one_says_what_still_holds_it(
+    make_node,
+) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=1")
+    where = ("--data", str(node.folder))
+    for command in (("pause", "work"), ("pause",)):
+        assert ostler(*command, *where).returncode == 0
+    assert "all pools are still paused" in ostler("resume", "work", *where).stdout
+    job = node.enqueue("add", a=1)
+    assert node.job(job)["waiting_for"]["text"] == "all pools are paused; to go on: ostler resume"
+    assert ostler("pause", "work", *where).returncode == 0
+    assert ostler("resume", *where).returncode == 0
+    assert node.get("/api/v1/health")[1]["paused"] == []
+    assert node.wait_job(job)["status"] == "done"
+
+
+def test_a_task_that_is_no_longer_declared_is_refused_on_the_command_line(make_node, tmp_path: Path) -> None:
+    app = tmp_path / "tasks.py"
+    text = "from ostler import Job, Ostler\napp = Ostler()\n@app.job()\ndef {}(job: Job) -> None: ...\n"
+    app.write_text(text.format("before"))
+    node = make_node(app=app)
+    node.stop()
+    app.write_text(text.format("after"))
+    node.start()
+    refused(ostler("enqueue", "before", "--data", str(node.folder)), "there is no task 'before'", "declared are: after")
+
+
+def test_the_token_of_the_settings_is_not_confused_with_the_stored_one(make_node) -> None:
+    node = make_node("--pool", "work=1", start=False)
+    node.env["OSTLER_TOKEN"] = "configured"
+    node.start(ready=False)
+    refused(ostler("token", "--data", str(node.folder)), "was started with a token of its settings")
+
+
+def test_a_filter_that_fits_nothing_says_so(node: Node) -> None:
+    where = ("--queue", "nowhere", "--data", str(node.folder))
+    assert ostler("cancel", *where).stdout == "no queued or running job fits\n"
+    assert ostler("retry", *where).stdout == "no failed job fits\n"
+
+
+def test_a_setting_that_is_neither_true_nor_false_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    refused(ostler("check", str(APP), OSTLER_RECYCLE_WARM="maybe"), "true or false", "maybe")

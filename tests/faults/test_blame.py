@@ -82,6 +82,21 @@ def test_a_fresh_pool_in_which_nothing_succeeds_is_failed_after_five_and_turns_n
     assert node.get("/api/v1/health")[1]["status"] == "error"
 
 
+def test_restarting_the_workers_of_a_broken_environment_turns_nothing_toxic_either(start, tmp_path: Path) -> None:
+    node = start(1)
+    jobs = put(node, *[True] * 8)
+    for _ in range(3):
+        assert node.wait_status("worker:files:0", "failed")["restart_count"] == 5
+        assert counts(node) == (0, 0, 0)
+        node.post("/api/v1/workers/worker:files:0/restart")
+        node.wait_worker("worker:files:0", "to start anew", lambda w: w["restart_count"] < 5)
+    node.wait_status("worker:files:0", "failed")
+    app = tmp_path / "files.py"
+    app.write_text(APP.replace("if bad:", "if False:"))  # the environment is mended
+    node.post("/api/v1/workers/worker:files:0/restart")
+    assert all(node.wait_job(j)["status"] == "done" for j in jobs)
+
+
 def test_a_job_that_crashed_twice_waits_behind_everything_that_was_queued(start) -> None:
     node = start(1, OSTLER_CRASH_DELAY="0")
     node.post("/api/v1/pools/files/pause")

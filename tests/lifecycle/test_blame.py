@@ -31,6 +31,11 @@ def test_further_crashes_of_the_same_job_are_charged_to_the_job_alone() -> None:
     assert restart.blame("job:1", False, 0) == (False, 0)
 
 
+def test_where_nothing_finishes_every_crash_counts() -> None:
+    assert restart.blame("job:1", False, 0, doubtful=True) == (True, 0)
+    assert restart.blame("job:1", True, 0, doubtful=True) == (True, 0)
+
+
 def test_a_finished_item_ends_the_streak_and_clears_the_window_but_not_the_lifetime_count() -> None:
     history = History()
     for at in (0, 1000, 2000):

@@ -16,6 +16,15 @@ from ostler.lifecycle import family
 from ostler.store import Store, database_path
 
 
+def has_own_token(settings: Settings) -> bool:
+    """Whether the running node uses the token in its data directory, and not one of its settings."""
+    try:
+        path = database_path(settings.store, settings.data_dir).parent / "node.json"
+        return bool(json.loads(path.read_text(encoding="ascii")).get("own_token", True))
+    except (OSError, ValueError):
+        return True
+
+
 def node_url(settings: Settings) -> str | None:
     """Where the node of this data directory listens, or None when none runs."""
     path = database_path(settings.store, settings.data_dir).parent / "node.json"

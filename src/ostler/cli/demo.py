@@ -24,6 +24,7 @@ _VIDEOS = {1: "960x540", 2: "1280x720", 3: "854x480"}
 _SECONDS = 20
 _CUTS = ((1, 1.3, 11.3), (2, 0.7, 8.7), (3, 2.2, 14.2), (1, 6.1, 16.1), (2, 8.4, 16.4), (3, 0.0, 8.0))
 _PATIENCE = 180.0
+_MARK = "made-by-demo"  # a directory without this is never deleted
 
 
 @click.command()
@@ -39,9 +40,11 @@ def demo(data: str, port: int) -> None:
     folder = Path(data)
     known = config.load({"data": data, "port": port})
     if client.node_url(known):
-        raise ConfigError(f"a demo already runs on {folder}: {client.node_url(known)}")
-    if folder.exists() and not (folder / "node.lock").exists():
-        raise ConfigError(f"{folder} exists and is not a data directory of Ostler; name another with --data")
+        raise ConfigError(
+            f"a node already runs on {folder}: {client.node_url(known)}; stop it, or name another with --data"
+        )
+    if folder.exists() and not (folder / _MARK).exists():
+        raise ConfigError(f"{folder} exists and no demo made it; name another with --data")
     shutil.rmtree(folder, ignore_errors=True)
     videos = (folder / "videos").absolute()
     with _node(folder, port, videos) as node:
@@ -66,9 +69,11 @@ def demo(data: str, port: int) -> None:
 @contextlib.contextmanager
 def _node(folder: Path, port: int, videos: Path) -> Iterator[subprocess.Popen[bytes]]:
     videos.mkdir(parents=True)
+    (folder / _MARK).touch()
     argv = [sys.executable, "-m", "ostler", "up", "ostler.apps.clips", "--data", str(folder), "--port", str(port)]
     with (folder / "node.log").open("wb") as log:
-        env = {**os.environ, "OSTLER_CLIPS_ROOTS": str(videos)}
+        env = {k: v for k, v in os.environ.items() if k not in ("OSTLER_STORE", "OSTLER_HOST", "OSTLER_CONFIG")}
+        env["OSTLER_CLIPS_ROOTS"] = str(videos)
         node = subprocess.Popen(argv, stdout=log, stderr=log, env=env, start_new_session=True)
     try:
         yield node

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import click
 
 import ostler
-from ostler import config
+from ostler import config, private
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -168,10 +168,11 @@ def _node(known: Settings) -> Iterator[Finding]:
 
 def _database(known: Settings, deep: bool) -> Iterator[Finding]:
     path = database_path(known.store, known.data_dir)
-    if not path.exists():
-        yield Finding("ok", "database", f"there is none at {path} yet")
-        return
     try:
+        private.check(path, write=False)
+        if not path.exists():
+            yield Finding("ok", "database", f"there is none at {path} yet")
+            return
         with Store.open(known.store, known.data_dir, read_only=True) as opened:
             yield from _schema(opened, path)
             if deep:

@@ -168,7 +168,7 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
-    return explain(opened, job, now_ms(), stale_after=known.stale_after)
+    return explain(opened, job, now_ms(), stale_after=-1)  # none runs here: no heartbeat counts, however young
 
 
 def _detail(job: dict[str, Any]) -> None:
@@ -272,8 +272,12 @@ def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
     """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
     given = _chosen(jobs, filters)
     cancel_ = _cancel_by_node if client.node_url(known) else _cancel_in_store
+    found = False
     for job, running in cancel_(known, jobs, given):
+        found = True
         print(f"job {job} is {'running and was asked to stop' if running else 'cancelled'}")
+    if not found:
+        print("no queued or running job fits")
 
 
 def _cancel_by_node(known: Settings, jobs: tuple[int, ...], given: dict[str, Any]) -> Iterator[tuple[int, bool]]:
@@ -316,9 +320,13 @@ def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters:
         if given or status:
             found = opened.jobs.retry_many(now_ms(), 1_000_000, status or "failed", **given)
         else:
+            for job in jobs:
+                opened.jobs.find(job)  # all of them or none
             found = {job: opened.jobs.retry(job, now_ms()) for job in jobs}
         for job, queue in found.items():
             print(f"job {job} is queued in {queue} again")
+        if not found:
+            print(f"no {status or 'failed'} job fits")
         ring(opened.db.path.parent)
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from ostler import private
 from ostler.cli import client, show
 from ostler.cli.options import where
 from ostler.config import Settings
@@ -53,6 +54,7 @@ def _print(lines: list[str], raw: bool) -> None:
 def _worker_log(known: Settings, worker: str) -> Path:
     pool, _, number = worker.removeprefix("worker:").rpartition(":")
     path = worker_log(known.data_dir, pool, number)
+    private.check(path, write=False)
     if not pool or not path.exists():
         found = [p.stem.rpartition("-") for p in sorted(path.parent.glob("*.log"))]
         names = ", ".join(f"worker:{pool}:{number}" for pool, _, number in found)

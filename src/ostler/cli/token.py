@@ -18,6 +18,11 @@ from ostler.errors import ConfigError
 def token(known: Settings) -> None:
     """Print the node's token and a link that logs a browser in."""
     url = client.node_url(known)
+    if url and not known.token and not client.has_own_token(known):
+        raise ConfigError(
+            f"the node at {url} was started with a token of its settings (OSTLER_TOKEN or ostler.toml), which is not stored: "
+            "set OSTLER_TOKEN here, too"
+        )
     found = known.token or private.read_token(known.data_dir)
     if not found:
         private.check(known.data_dir / private.TOKEN, write=False)

@@ -155,6 +155,8 @@ def _flag(name: str, help_: str) -> click.Command:
         for path in [f"/api/v1/pools/{p}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
             client.request(known, "POST", path)
         print(f"{', '.join(pool) or 'all pools'} {name}d")
+        if pool and name == "resume" and not client.request(known, "GET", "/api/v1/info")["worker_enabled"]:
+            print("all pools are still paused; to go on: ostler resume")
 
     return command
 

@@ -356,7 +356,7 @@ class Dispatcher:
         if end.kind == "asked":
             return verdict.aborted(ran)
         how = ends.words(end.reason, end.code, end.signal)
-        return verdict.crashed(ran, end.reason, how, self._policy)
+        return verdict.crashed(ran, end.reason, how, self._policy, doubtful=seat.worker.pool.doubtful)
 
     def _came_back(self, seat: Seat, jobs: set[int]) -> None:
         at = now_ms()

@@ -99,6 +99,6 @@ def stranded(queue: str, count: int) -> str:
     """The complaint about a queue that nobody serves."""
     jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
     return (
-        f"{jobs} in queue {queue!r}, which no running node serves; declare a job with queue={queue!r} again, "
-        f"or cancel them with: ostler cancel --queue {queue}"
+        f"{jobs} in queue {queue!r}, which no running node serves; give its pool workers, declare a job with "
+        f"queue={queue!r} again, or cancel them with: ostler cancel --queue {queue}"
     )

@@ -121,18 +121,19 @@ def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
     return transient(ran, what, policy, final="TIMEOUT")
 
 
-def crashed(ran: Ran, reason: str, detail: str, policy: Policy) -> Finish | Requeue:
+def crashed(ran: Ran, reason: str, detail: str, policy: Policy, *, doubtful: bool = False) -> Finish | Requeue:
     """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC.
 
     The first time it runs again at once. From the second on it waits `crash_delay` and goes to the end of its queue, so that
-    good jobs prove whether it is the job or the environment that crashes.
+    good jobs prove whether it is the job or the environment that crashes. Where nothing finishes (`doubtful`) it is not
+    condemned, and goes on waiting for that proof.
     """
     crashes = ran.claim.crashes + 1
     what = {
         "code": "OOM" if reason == "oom" else "CRASH",
         "message": f"the worker {ran.claim.worker} died while running it: {detail}",
     }
-    if crashes > policy.crash_limit:
+    if crashes > policy.crash_limit and not doubtful:
         last = {
             **what,
             "code": "TOXIC",

@@ -24,6 +24,7 @@ class Facts:
     nodes: int
     paused: bool
     workers: Mapping[str, int]
+    paused_all: bool = False
     run_at: int | None = None
     held: str | None = None  # by backpressure, because of
     running: int = 0  # jobs of the queue
@@ -43,9 +44,10 @@ def reason(f: Facts) -> dict[str, Any]:
     if not f.nodes:
         return _because("no_node", "no node is running; start one with 'ostler up'")
     if not f.workers:
-        return _because(
-            "no_worker", f"no running node has workers for queue {f.queue!r}; declare a job with that queue"
-        )
+        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
+        return _because("no_worker", text)
+    if f.paused_all:
+        return _because("paused", "all pools are paused; to go on: ostler resume")
     if f.paused:
         return _because("paused", f"pool {f.queue} is paused; to go on: ostler resume {f.queue}")
     if able := f.workers.get("healthy", 0):
@@ -110,7 +112,8 @@ def explain(
             now=now,
             queue=queue,
             nodes=len(alive),
-            paused=not enabled or queue in paused,
+            paused=queue in paused,
+            paused_all=not enabled,
             workers=workers,
             run_at=found["run_at"] if found["later"] else None,
             held=(held or {}).get(queue),

@@ -7,6 +7,7 @@ and `restart.after_crash` when the next generation starts, if at all.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.lifecycle")
 
 _LINES = 30  # of its log in the exit record
+
+
+def _last_words(log: list[str]) -> str | None:
+    """The line that says most: of a fault's stack, which has the most recent call first, that call; else the last one."""
+    lines = [line.strip()[:160] for line in log if line.strip()]
+    for before, line in reversed([*itertools.pairwise(lines)]):
+        if before.endswith("(most recent call first):"):
+            return line
+    return lines[-1] if lines else None
 
 
 class Endings:
@@ -75,7 +85,10 @@ class Endings:
             return Left()
 
     def _counts(self, slot: Slot, left: Left) -> bool:
-        counted, slot.pool.credit = restart.blame(left.item, left.first, slot.pool.credit)
+        pool = slot.pool
+        counted, pool.credit = restart.blame(left.item, left.first, pool.credit, doubtful=pool.doubtful)
+        if left.item is not None and len(pool.crashed) < pool.doubtful_at:
+            pool.crashed.add(left.item)
         return counted
 
     def _stopped(self, slot: Slot, worker: Worker, row: ExitRow, code: int | None) -> None:
@@ -104,7 +117,7 @@ class Endings:
             how=ends.words(row.reason, row.code, row.signal, long=True),
             item=row.item,
             counted=row.counted,
-            line=next((line.strip()[:160] for line in reversed(row.log) if line.strip()), None),
+            line=_last_words(row.log),
         )
         self._supervisor.records.crashed(row, code)
         if isinstance(verdict, GiveUp):

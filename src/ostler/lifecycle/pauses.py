@@ -31,14 +31,20 @@ class Pauses:
         return not self.enabled or (found is not None and found.paused)
 
     async def set(self, pool: str | None, *, paused: bool) -> None:
-        """Pause or resume a pool (None: all). When this returns, it survives a power cut. Raises StoreBusy."""
+        """Pause or resume a pool (None: all; resuming all resumes those that were paused by name, too).
+
+        When this returns, it survives a power cut. Raises StoreBusy.
+        """
+        flags = {ALL: "false" if paused else "true"} if pool is None else {f"pool_paused:{pool}": str(paused).lower()}
         self._apply(pool, paused=paused)
-        key, value = (ALL, not paused) if pool is None else (f"pool_paused:{pool}", paused)
+        if pool is None and not paused:
+            for name in [name for name, known in self._pools.items() if known.paused]:
+                flags[f"pool_paused:{name}"] = "false"
+                self._apply(name, paused=False)
         self._writes += 1
         self._under_way += 1
         try:
-            text = "true" if value else "false"
-            await self._lane.call(lambda store: store.meta.set(key, text), patience=self._patience)
+            await self._lane.call(lambda store: store.meta.set_all(flags), patience=self._patience)
         finally:
             self._under_way -= 1
 

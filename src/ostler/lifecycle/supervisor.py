@@ -44,7 +44,7 @@ class Supervisor:
         self.settings = settings
         self.node = settings.node
         self.stopping = False
-        self.pools: dict[str, Pool] = {spec.name: Pool(spec) for spec in specs}
+        self.pools: dict[str, Pool] = {spec.name: Pool(spec, doubtful_at=settings.restart_limit) for spec in specs}
         self.slots: dict[str, Slot] = {}
         self.token = secrets.token_hex(8)
         self.bus = bus
@@ -160,6 +160,8 @@ class Supervisor:
         slot = worker.slot
         worker.served += 1
         slot.pool.credit = restart.CREDIT
+        if slot.pool.crashed:
+            slot.pool.crashed.clear()
         if slot.history.marked and worker is slot.worker:
             slot.history = restart.after_finished(slot.history)
             self.records.forgiven(worker)

@@ -141,8 +141,15 @@ class Pool:
     slots: list[Slot] = field(default_factory=list)
     paused: bool = False  # set by Pauses alone
     credit: int = 0  # first crashes that are forgiven, see restart.blame
+    crashed: set[str] = field(default_factory=set)  # items that took a worker down since one was finished
+    doubtful_at: int = 5  # so many of them, and no credit: the environment may be broken
     recycling: Slot | None = None  # workers of one pool recycle one after another
     retiring: Slot | None = None  # due to recycle, but busy: it is given nothing more and recycles when it is done
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether nothing finishes here, so that no item can be blamed."""
+        return self.credit <= 0 and len(self.crashed) >= self.doubtful_at
 
 
 @dataclass(slots=True)

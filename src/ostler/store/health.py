@@ -7,6 +7,7 @@ older generation finds no row and returns False, so a ghost never overwrites its
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ostler.store.rows import ExitRow
@@ -196,6 +197,12 @@ class Meta:
     def set(self, key: str, value: str) -> None:
         with self._db.synced():
             self._db.run("meta_set", key=key, value=value)
+
+    def set_all(self, values: Mapping[str, str]) -> None:
+        """Set several at once: all or none."""
+        with self._db.synced(), self._db.transaction():
+            for key, value in values.items():
+                self._db.run("meta_set", key=key, value=value)
 
     def once(self, key: str, value: str) -> str:
         """What the key has, or the value, which it has from then on."""

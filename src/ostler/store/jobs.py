@@ -332,8 +332,11 @@ class JobRecords(JobReading):
     def declare(self, tasks: Iterable[dict[str, Any]], now: int) -> None:
         """Record what the node's app declares, so that every producer can check against it."""
         with self._db.transaction():
+            names = []
             for task in tasks:
                 self._db.run("declare_task", **task, now=now)
+                names.append(task["name"])
+            self._db.run("drop_tasks", names=json.dumps(names))
 
 
 def _state(row: Any) -> str:

@@ -188,7 +188,7 @@ function timeline() {
     }));
     const steps = events.length - named.length;
     fill(more, [steps ? `and ${steps} ${steps === 1 ? "step" : "steps"} of progress` : "", steps && older ? "; " : "",
-      older && h("a", { href: `/api/v1/jobs/${job.id}/events` }, `${count(older)} older ${older === 1 ? "event" : "events"}`)]);
+      older > 0 && h("a", { href: `/api/v1/jobs/${job.id}/events` }, `${count(older)} older ${older === 1 ? "event" : "events"}`)]);
   }
   return { el, update };
 }

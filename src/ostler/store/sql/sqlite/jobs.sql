@@ -20,7 +20,7 @@ RETURNING queue, limit_key;
 
 -- name: claimable
 SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
-       coalesce(position, id) AS place, coalesce(run_at, created_at) AS since FROM jobs
+       coalesce(position, id) AS place, max(coalesce(run_at, 0), created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
    AND behind = 0 AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
@@ -28,7 +28,7 @@ SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeou
 -- name: waiting_by_key
 -- The jobs that wait behind the first one of their queue and key.
 SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
-       coalesce(position, id) AS place, coalesce(run_at, created_at) AS since FROM jobs
+       coalesce(position, id) AS place, max(coalesce(run_at, 0), created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue AND limit_key = :key AND behind = 1
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
 
@@ -176,6 +176,10 @@ INSERT INTO tasks (name, queue, attempts, timeout, priority, policy, parameters,
 VALUES (:name, :queue, :attempts, :timeout, :priority, :policy, :parameters, :now)
 ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.attempts, timeout = excluded.timeout,
        priority = excluded.priority, policy = excluded.policy, parameters = excluded.parameters, declared_at = excluded.declared_at;
+
+-- name: drop_tasks
+-- What the app no longer declares cannot be enqueued any more. One node, one app: on a store of many nodes this must name the node.
+DELETE FROM tasks WHERE name NOT IN (SELECT value FROM json_each(:names));
 
 -- name: tasks
 SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks ORDER BY name;
