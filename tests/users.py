@@ -39,7 +39,8 @@ def _python() -> tuple[str, ...] | None:
 
 
 def _env() -> dict[str, str]:
-    paths = [os.environ.get("PYTHONPATH", ""), *(p for p in sys.path if p.endswith("site-packages")), str(ROOT.parent)]
+    own = [str(ROOT.parent / "src"), str(ROOT.parent)]  # an editable install is known to its own environment alone
+    paths = [os.environ.get("PYTHONPATH", ""), *(p for p in sys.path if p.endswith("site-packages")), *own]
     return {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(p for p in paths if p),

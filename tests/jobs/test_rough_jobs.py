@@ -45,6 +45,27 @@ def test_the_next_job_finds_its_worker_as_it_was_after_one_that(one: Node, what:
     assert one.worker("worker:rough:0")["restart_count"] == 0
 
 
+@pytest.mark.parametrize(
+    "what",
+    [
+        "leaves for another directory",
+        "sets the umask",
+        "closes the standard files",
+        "changes the environment",
+        "lowers its limits",
+    ],
+)
+def test_the_other_jobs_of_a_hand_over_find_their_worker_as_it_was(one: Node, what: str) -> None:
+    before = state(one)
+    short = [{"task": "state"}] * 10
+    one.post("/api/v1/pools/rough/pause")
+    body = {"jobs": [*short, {"task": "rough", "args": {"what": what}}, *short]}
+    jobs = one.post("/api/v1/jobs/bulk", body)[1]["ids"]
+    one.post("/api/v1/pools/rough/resume")
+    found = [one.wait_job(job) for job in jobs]
+    assert all(job["result"] == before for job in found if job["task"] == "state")
+
+
 def test_what_is_printed_after_closed_streams_is_in_the_next_jobs_log(one: Node) -> None:
     run(one, "rough", what="closes the standard streams")
     job = run(one, "state")["id"]

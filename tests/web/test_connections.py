@@ -268,3 +268,52 @@ def test_a_node_that_may_open_too_few_files_says_so_at_its_start(make_node) -> N
     assert "may have 64 files open" in done.stderr
     assert "are needed" in done.stderr
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == before
+
+
+def test_a_body_that_stops_on_its_way_is_given_up_whether_it_was_answered_or_not() -> None:
+    class Hasty(Connection):
+        body_patience = drain_patience = 0.05
+
+    async def app(scope, receive, send) -> None:
+        if scope["path"] == "/reads":
+            while (await receive())["more_body"]:
+                pass
+        await send({"type": "http.response.start", "status": 401, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def main() -> None:
+        config = uvicorn.Config(app, http=Hasty, lifespan="off", log_level="critical")
+        config.load()
+        server = await asyncio.get_running_loop().create_server(
+            lambda: Hasty(config=config, server_state=ServerState(), app_state={}), "127.0.0.1", 0
+        )
+        for path in ("/refuses", "/reads"):
+            reader, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            writer.write(f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n".encode())
+            if path == "/refuses":
+                await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"x")
+            with contextlib.suppress(ConnectionResetError):
+                await asyncio.wait_for(reader.read(), 30)
+            writer.close()
+        server.close()
+
+    with contextlib.suppress(KeyError):  # the app of this test does not expect that its client goes
+        asyncio.run(main())
+
+
+def test_trailers_without_end_are_refused(make_node) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0")
+    before = rss_mb(node)
+    for name in (b"T: ", b"T"):
+        sender = connect(node, b"POST /healthz HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n" + name)
+        sent = 0
+        with contextlib.suppress(OSError):
+            for _ in range(1000):
+                sent += sender.send(b"e" * 65536)
+            while sender.recv(65536):
+                pass
+        sender.close()
+        assert rss_mb(node) < before + 40
+    assert node.get("/healthz")[0] == 200
+    assert "the node's loop was away" not in node.log()

@@ -46,6 +46,7 @@ class Job:
         """True once somebody asked to cancel it. Look at it between steps, or call `check()`."""
         self.stopping = False
         """True once the worker was asked to stop: finish soon, or the job goes back to the queue."""
+        self._claim = (id, fence)  # what is reported names the claim, whatever the job does to its handle
         self._say = say
         self._throttle = Throttle()
         self._events = 0
@@ -59,8 +60,7 @@ class Job:
         if shown is not None:
             self._say(
                 "note",
-                self.id,
-                self.fence,
+                *self._claim,
                 "progress",
                 shown,
                 stage,
@@ -85,7 +85,7 @@ class Job:
             if self._events > _EVENTS + 1:
                 return
             name, data = "events:limit", {"kept": _EVENTS}
-        self._say("note", self.id, self.fence, _clean(name), None, None, data)
+        self._say("note", *self._claim, _clean(name), None, None, data)
 
     @property
     def scratch(self) -> Path:

@@ -66,16 +66,12 @@ class Baseline:
             ("the locale", lambda: locale.setlocale(locale.LC_ALL, self._locale)),
             ("the event loop", self._restore_loop),
         )
-        self._same_quick, self._same = self._read_quick(), self._read()
+        self._same = self._read()
 
-    def restore(self, *, quick: bool = False) -> str | None:
-        """Put back what differs. What could not be put back, in words: then no other job should run in this process.
-
-        `quick` is for the jobs of a hand-over, which are known to be short: it looks only at what costs no system call, and the
-        last of the hand-over looks at everything.
-        """
+    def restore(self) -> str | None:
+        """Put back what differs. What could not be put back, in words: then no other job should run in this process."""
         with contextlib.suppress(Exception):  # it cannot even be read, as a working directory that was deleted
-            if self._read_quick() == self._same_quick and (quick or self._read() == self._same):
+            if self._read() == self._same:
                 return None
         left = []
         for what, step in self._steps:
@@ -83,19 +79,24 @@ class Baseline:
                 step()
             except Exception as error:  # noqa: BLE001
                 left.append(f"{what} ({type(error).__name__}: {error})")
-        self._same_quick, self._same = self._read_quick(), self._read()
+        try:
+            self._same = self._read()
+        except Exception as error:  # noqa: BLE001
+            left.append(f"its own state ({type(error).__name__}: {error})")
         return ", ".join(left) or None
 
-    def _read_quick(self) -> tuple[Any, ...]:
-        stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
-        return sys.getrecursionlimit(), stdin, stdout, stderr, stdin.closed, stdout.closed, stderr.closed
-
     def _read(self) -> tuple[Any, ...]:
-        """All else that is compared. The umask, descriptors and current event loop are as quickly written as read."""
+        """All that is compared. The umask, descriptors and current event loop are as quickly written as read."""
         os.umask(self._umask)
         for number, own in enumerate(self._descriptors):
             os.dup2(own, number)
+        stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
         return (
+            sys.getrecursionlimit(),
+            stdin,
+            stdout,
+            stderr,
+            *(stream.closed for stream in self._streams.values()),
             faulthandler.is_enabled(),
             signal.getitimer(signal.ITIMER_REAL),
             *map(_signal.getsignal, _SIGNALS),

@@ -127,7 +127,7 @@ class Runner:
                 _leave_child(frame)
             with self._turn:
                 self._current = None
-            tired = None if self.terminated else self._baseline.restore(quick=bool(self._line))
+            tired = None if self.terminated else self._baseline.restore()
             handle._settle(success=frame[0] == "done")  # noqa: SLF001
             if tired:
                 self._tired = True

@@ -52,7 +52,8 @@ class Endings:
         self._oom_kills = kills
         end = ends.judge(worker, ended, slot.history, now_ms(), self._limits, memory_ran_out=kills > before)
         left = self._left(slot, worker, end)
-        counted = self._counts(slot, left) if end.kind == "crash" else True
+        beside = worker is slot.heir or worker in slot.leaving  # says nothing about the slot, also not later
+        counted = not beside and (self._counts(slot, left) if end.kind == "crash" else True)
         row = ExitRow(
             component=slot.component,
             generation=worker.generation,
@@ -66,7 +67,7 @@ class Endings:
             log=list(worker.process.tail)[-_LINES:] if worker.process else [],
             counted=counted,
         )
-        if worker is slot.heir or worker in slot.leaving:
+        if beside:
             self._beside(slot, worker, row, now)
             return
         slot.worker, slot.last_exit = None, row

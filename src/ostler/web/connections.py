@@ -27,6 +27,7 @@ _DRAIN_BYTES = (
     67_108_864  # what is still read and dropped of a refused body, so that its sender comes to see the answer
 )
 _DRAIN_SECONDS = 10.0
+_BODY_SILENCE = 60.0  # seconds without a byte of a body that has begun
 
 
 class _TooMuch(Exception):
@@ -39,6 +40,8 @@ class Connection(HttpToolsProtocol):
     """Refused when only the reserve of files is left; closed when its client sends too much, or nothing."""
 
     head_patience = _PATIENCE
+    body_patience = _BODY_SILENCE
+    drain_patience = _DRAIN_SECONDS
     peers = Peers()
     unfinished = 0  # bytes of heads on their way, of all connections
     _peer: int | None = None
@@ -47,6 +50,8 @@ class Connection(HttpToolsProtocol):
     _counted = 0  # this connection's part of `unfinished`
     _excess: _TooMuch | None = None
     _dropped = 0
+    _mute = 0  # bytes behind the head that were no body: chunk headers and trailers
+    _body_clock: asyncio.TimerHandle | None = None
     _leaving: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -62,6 +67,7 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._leaving is not None:
             self._leaving.cancel()
+        self._time_body(None)
         self._count(0)
         self.pipeline.clear()  # nobody is there for the answers
         super().connection_lost(exc)
@@ -75,8 +81,12 @@ class Connection(HttpToolsProtocol):
                 size = _BODY_PIECE if self._in_body else _HEAD_PIECE
                 piece, data = data[:size], data[size:]
                 began_here = not self._in_head
+                if self._in_body:
+                    self._mute += len(piece)  # taken back by `on_body`
                 if not self._feed(piece):
                     return
+                if self._in_body:
+                    self._check_body()
                 if self._in_head and not (began_here and size == _BODY_PIECE):
                     self._count(self._counted + len(piece))
                     self._check_head()
@@ -119,6 +129,18 @@ class Connection(HttpToolsProtocol):
         if Connection.unfinished > MAX_UNFINISHED:
             raise _TooMuch(503, "BUSY", "too many requests are unfinished at once; try again")
 
+    def _check_body(self) -> None:
+        """A body is on its way: it may not stop, and what is not data in it is as bounded as a head."""
+        if self._mute > MAX_HEAD + _BODY_PIECE:
+            raise _TooMuch(431, "HEAD_TOO_LARGE", f"a request may have {MAX_HEAD} bytes of trailers, found more")
+        if self.cycle is None or not self.cycle.response_complete:
+            self._time_body(self.body_patience)
+
+    def _time_body(self, seconds: float | None) -> None:
+        if self._body_clock is not None:
+            self._body_clock.cancel()
+        self._body_clock = None if seconds is None else self.loop.call_later(seconds, self.transport.abort)
+
     def _stop(self, status: int, code: str, message: str) -> None:
         """End the parsing from inside one of its callbacks."""
         self._excess = _TooMuch(status, code, message)
@@ -142,7 +164,7 @@ class Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if len(self.pipeline) >= _PIPELINED:
             self._stop(429, "BUSY", f"at most {_PIPELINED} requests may wait on one connection")
-        self._in_head, self._in_body, self._dropped = False, True, 0
+        self._in_head, self._in_body, self._dropped, self._mute = False, True, 0, 0
         self._count(0)
         super().on_headers_complete()
         if self.cycle is not None:  # None where it becomes a WebSocket
@@ -151,6 +173,7 @@ class Connection(HttpToolsProtocol):
     # ---- its body, also where nobody reads it
 
     def on_body(self, body: bytes) -> None:
+        self._mute = 0
         super().on_body(body)
         if self.cycle is not None and self.cycle.response_complete:
             self._drop(len(body))
@@ -158,11 +181,14 @@ class Connection(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         super().on_message_complete()
         self._in_body = False
+        self._time_body(None)
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._leaving is not None:
             self._unset_keepalive_if_required()
+        elif self._in_body:  # answered, and the rest of its body is still to come
+            self._time_body(self.drain_patience)
 
     def leave(self) -> None:
         """Close, but let a client that still sends its body see the answer first: a close at once would reset it."""
@@ -172,7 +198,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def _linger(self) -> None:
-        self._leaving = self.loop.call_later(_DRAIN_SECONDS, self.transport.abort)
+        self._leaving = self.loop.call_later(self.drain_patience, self.transport.abort)
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.flow.resume_reading()
