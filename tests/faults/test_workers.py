@@ -509,6 +509,8 @@ def test_a_replacement_that_cannot_start_does_not_stop_the_old_worker_from_servi
     assert len({r["result"] for r in results}) == 1
     until(lambda: "its replacement did not start" in node.log(), "the warning")
     assert node.worker("worker:q:0")["status"] == "healthy"
+    exits = node.get("/api/v1/workers/worker:q:0")[1]["exits"]
+    assert exits and not any(e["counted"] for e in exits)  # also not at the next start of the node
     flag.unlink()
     old = results[0]["result"]
     node.wait_worker(
