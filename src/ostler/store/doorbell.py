@@ -4,6 +4,7 @@ one fallback poll, never a job.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
@@ -52,7 +53,9 @@ def ring(data: Path) -> None:
 @cache
 def _finger() -> socket.socket:
     """One socket for all rings of this process: any thread and any child may send with it."""
-    return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    atexit.register(made.close)
+    return made
 
 
 class Doorbell:
