@@ -72,7 +72,7 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
         (
             show.ago(e["at"]),
             e["generation"],
-            e["kind"],
+            "crash, not counted" if e["kind"] == "crash" and not e["counted"] else e["kind"],
             e["text"],
             e["item"],
             e["peak_rss_mb"],

@@ -145,7 +145,7 @@ function one(component) {
       none.hidden = found.exits.length > 0;
       ends.hidden = !none.hidden;
       keyed(body, found.exits, (e) => `${e.generation}-${e.at}`, (e) => ({
-        el: h("tr", {}, h("td", { title: moment(e.at) }, ago(e.at)), h("td", {}, String(e.generation)), h("td", {}, e.kind), h("td", {}, e.text),
+        el: h("tr", {}, h("td", { title: moment(e.at) }, ago(e.at)), h("td", {}, String(e.generation)), h("td", {}, e.kind === "crash" && !e.counted ? "crash, not counted" : e.kind), h("td", {}, e.text),
           h("td", {}, e.item?.startsWith("job:") ? h("a", { href: `#/jobs/${e.item.slice(4)}` }, `#${e.item.slice(4)}`) : (e.item ?? "")), h("td", {}, megabytes(e.peak_rss_mb)), h("td", { class: "cut" }, e.log.filter((l) => l.trim()).at(-1) ?? "")),
       }));
     } catch (error) {
