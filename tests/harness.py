@@ -17,8 +17,6 @@ from ostler.lifecycle import family
 
 ROOT = Path(__file__).resolve().parent
 APP = ROOT / "work.py"
-# What a producer of a test imports: the jobs of the tests, and the source under test.
-MODULES = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
 PATIENCE = 60.0
 
 # Short enough to be quick, long enough for a busy machine.
@@ -32,7 +30,6 @@ FAST = {
     "OSTLER_RESTART_LIMIT": "1000",
     "OSTLER_RESTART_LIFETIME": "1000",
     "OSTLER_POLL_INTERVAL": "0.5",
-    "OSTLER_LOAD_THRESHOLD": "1000",  # what else runs on the machine is no business of the tests; backpressure has its own
 }
 
 

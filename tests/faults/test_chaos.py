@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 
-from tests.harness import MODULES, until
+from tests.harness import until
 
 JOBS = 10_000
 PRODUCER = """

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ostler.jobs import scratch
-from tests.harness import MODULES, Node, until
+from tests.harness import Node, until
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
 

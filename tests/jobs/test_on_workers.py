@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.harness import APP, MODULES, Node, gone, until
+from tests.harness import APP, Node, gone, until
 
 
 @pytest.fixture(scope="module")
