@@ -7,6 +7,7 @@ import pytest
 
 from ostler.store import Store
 from tests.harness import APP, Node
+from tests.servers import Server, open_server
 
 
 @pytest.fixture
@@ -38,3 +39,24 @@ def make_node(tmp_path: Path):
 @pytest.fixture
 def node(make_node) -> Node:
     return make_node("--pool", "work=2", "--pool", "other=1")
+
+
+@pytest.fixture(scope="session")
+def postgres():
+    """One PostgreSQL server per test process, so that a test may stop or pause it without harm to another process."""
+    try:
+        server = open_server()
+    except LookupError as missing:
+        pytest.skip(str(missing))
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def database(postgres: Server):
+    """The URL of an empty database of the test's own. A test that stopped the server need not start it again."""
+    postgres.start()
+    name = postgres.create_database()
+    yield postgres.url(name)
+    postgres.start()
+    postgres.drop_database(name)
