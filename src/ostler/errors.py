@@ -10,7 +10,8 @@ OstlerError
 │   ├── NotFound         404  no such job, worker or pool
 │   └── Conflict         409  it exists, but its state does not allow this
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
-│   └── StoreGone        503  the database file was deleted or replaced while it was in use
+│   ├── StoreGone        503  the database file was deleted or replaced while it was in use
+│   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
 """
 
@@ -87,6 +88,12 @@ class StoreGone(StoreBusy):
     """The database file was deleted or replaced while it was in use. Nothing that can be found again was stored."""
 
     code = "STORE_GONE"
+
+
+class StoreDoubt(StoreBusy):
+    """The connection was lost during a commit: what it had may be stored or not."""
+
+    code = "STORE_DOUBT"
 
 
 class IllegalTransition(OstlerError):

@@ -35,7 +35,7 @@ from ostler.live.incidents import Incidents
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
-from ostler.store import Store, database_path, now_ms
+from ostler.store import Store, home, now_ms
 from ostler.store.doorbell import Doorbell
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
@@ -92,7 +92,7 @@ class Node:
     async def run(self) -> None:
         """Serve until asked to stop. Raises ConfigError before anything was started when it cannot."""
         settings = self.settings
-        folder = database_path(settings.store, settings.data_dir).parent
+        folder = home(settings.store, settings.data_dir)
         check_app(settings, self.app, self.target)
         folders.check_files(sum(spec.size for spec in self._specs(Nothing())))
         with folders.lock(folder, settings.group), listen(settings.host, settings.port) as web_socket:

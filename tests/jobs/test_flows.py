@@ -239,7 +239,7 @@ def test_filters_find_dead_letters_by_code(store: Store) -> None:
     for c, code in zip(claim(store).claims, ("TOXIC", "VALIDATION", "TOXIC"), strict=True):
         f = Finish(c.id, c.fence, "failed", 1, 2, "failed", error=json.dumps({"code": code, "message": "x"}))
         store.jobs.turn(Turn("n", 2, finishes=[f]))
-    assert store.jobs.matching(("failed",), 10, code="TOXIC", queue="q") == [ids[0], ids[2]]
+    assert store.jobs.matching("failed", 10, code="TOXIC", queue="q") == [ids[0], ids[2]]
     assert [j["id"] for j in store.jobs.list(code="TOXIC")[0]] == [ids[2], ids[0]]
 
 

@@ -295,7 +295,7 @@ def test_a_schema_one_release_newer_is_used_with_a_warning_and_two_are_refused(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with Store.open("", tmp_path) as store:
-        known = store.db._version()
+        known = store.db.schema()
     set_version(tmp_path, known + 1)
     with Store.open("", tmp_path) as store:
         assert [c.id for c in (put(store), claim(store))[1]] == [1]

@@ -47,7 +47,7 @@ def test_a_node_finishes_everything_in_an_older_store(make_node, tmp_path: Path)
         OSTLER_FAILED_RETENTION="0",
     )
     with Store.open("", folder, read_only=True) as store:
-        until(lambda: not store.jobs.matching(("queued", "processing"), 1), "every job to end")
+        until(lambda: not store.jobs.matching("live", 1), "every job to end")
         found = {job["id"]: store.jobs.get(job["id"]) for job in store.jobs.list(limit=100)[0]}
         assert [job["id"] for job in found.values() if job["status"] == "failed"] == [18, 8]
         assert sorted(

@@ -13,13 +13,13 @@ from ostler import private
 from ostler.config import Settings
 from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy
 from ostler.lifecycle import family
-from ostler.store import Store, database_path
+from ostler.store import Store, home
 
 
 def has_own_token(settings: Settings) -> bool:
     """Whether the running node uses the token in its data directory, and not one of its settings."""
     try:
-        path = database_path(settings.store, settings.data_dir).parent / "node.json"
+        path = home(settings.store, settings.data_dir) / "node.json"
         return bool(json.loads(path.read_text(encoding="ascii")).get("own_token", True))
     except (OSError, ValueError):
         return True
@@ -27,7 +27,7 @@ def has_own_token(settings: Settings) -> bool:
 
 def node_url(settings: Settings) -> str | None:
     """Where the node of this data directory listens, or None when none runs."""
-    path = database_path(settings.store, settings.data_dir).parent / "node.json"
+    path = home(settings.store, settings.data_dir) / "node.json"
     try:
         found = json.loads(path.read_text(encoding="ascii"))
     except PermissionError:
@@ -91,10 +91,5 @@ def open_store(settings: Settings) -> Store:
 
 
 def writable_store(settings: Settings) -> Store:
-    path = database_path(settings.store, settings.data_dir)
-    private.check(path, write=True)
-    if not path.exists():
-        raise ConfigError(
-            f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"
-        )
-    return Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
+    """The store for writing; a clear error when there is none."""
+    return Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience, create=False)

@@ -21,8 +21,9 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import OstlerError
-from ostler.store import Store, database_path
-from ostler.store.queries import migrations
+from ostler.store import Store, queries
+from ostler.store.database import sqlite_path
+from ostler.store.sqlite import SqliteDatabase
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "drvfs", "fuse.sshfs")
 _LITTLE = 500_000_000  # bytes of free space
@@ -167,7 +168,7 @@ def _node(known: Settings) -> Iterator[Finding]:
 
 
 def _database(known: Settings, deep: bool) -> Iterator[Finding]:
-    path = database_path(known.store, known.data_dir)
+    path = sqlite_path(known.store, known.data_dir)
     try:
         private.check(path, write=False)
         if not path.exists():
@@ -175,15 +176,14 @@ def _database(known: Settings, deep: bool) -> Iterator[Finding]:
             return
         with Store.open(known.store, known.data_dir, read_only=True) as opened:
             yield from _schema(opened, path)
-            if deep:
-                yield _integrity(lambda: [row[0] for row in opened.db.query("PRAGMA quick_check", {})])
+            if deep and isinstance(opened.db, SqliteDatabase):
+                yield _integrity(opened.db.integrity)
     except OstlerError as error:
         yield Finding("error", "database", str(error))
 
 
 def _schema(opened: Store, path: Path) -> Iterator[Finding]:
-    found = opened.db.query("PRAGMA user_version", {})[0][0]
-    newest = max(number for number, _, _ in migrations("sqlite"))
+    found, newest = opened.db.schema(), queries.newest(opened.db.dialect)
     text = f"{path}, {path.stat().st_size / 1e6:.1f} MB, schema {found}"
     if found > newest:
         yield Finding("warning", "database", f"{text}: written by a newer ostler (this one knows {newest})")

@@ -18,7 +18,6 @@ from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import Store, now_ms
-from ostler.store.doorbell import ring
 
 _AT_ONCE = 10_000  # jobs that the node cancels in one request
 _DATA = 1000  # characters of an event's data in the terminal
@@ -60,7 +59,6 @@ def enqueue(
             raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
         values |= pairs
         job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
-        ring(opened.db.path.parent)
         if not (new or json_):
             print(f"job {job} already holds this unique key; nothing new was stored")
         if watch:
@@ -327,7 +325,6 @@ def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters:
             print(f"job {job} is queued in {queue} again")
         if not found:
             print(f"no {status or 'failed'} job fits")
-        ring(opened.db.path.parent)
 
 
 @click.command()

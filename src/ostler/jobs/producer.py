@@ -110,24 +110,26 @@ class Producer:
 
     def store(self) -> Store:
         """This thread's durable connection."""
-        from ostler import private  # noqa: PLC0415
-        from ostler.store import Store, database_path  # noqa: PLC0415
-
         if getattr(self._local, "pid", None) != os.getpid():
-            settings = self.settings
-            path = database_path(settings.store, settings.data_dir)
-            private.check(path, write=True)
-            if not path.parent.exists():
-                private.prepare(path.parent, settings.group)
-            if not path.exists():
-                log.warning(
-                    "a new store is made at %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
-                    path,
-                )
-            self._local.store = Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
-            self._local.pid, self._local.folder = os.getpid(), path.parent
+            self._local.store, self._local.pid = self._connect(), os.getpid()
         found: Store = self._local.store
         return found
+
+    def _connect(self) -> Store:
+        from ostler import private  # noqa: PLC0415
+        from ostler.store import Store, database  # noqa: PLC0415
+
+        url, data = self.settings.store, self.settings.data_dir
+        if not database.exists(url, data):
+            folder = database.home(url, data)
+            private.check(folder / "ostler.db", write=True)
+            if not folder.exists():
+                private.prepare(folder, self.settings.group)
+            log.warning(
+                "a new store is made in %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
+                folder,
+            )
+        return Store.open(url, data, busy_timeout=self.settings.store_patience)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
         """Store all of them or none, and wake the node. What was stored survives a power cut. Raises StoreBusy."""
@@ -138,19 +140,17 @@ class Producer:
         return self._write(lambda store, now: store.jobs.flows.batch(jobs, callback, now))
 
     def _write(self, work: Callable[[Store, int], T]) -> T:
-        """Store, make sure that it went into the file that is there, and ring."""
-        from ostler.store import now_ms  # noqa: PLC0415
-        from ostler.store.doorbell import ring  # noqa: PLC0415
+        """Store, and make sure that it went into the store that is there. Nodes that wait are woken with the commit."""
+        from ostler.store import database  # noqa: PLC0415
 
         store = self.store()
-        found = work(store, now_ms())
+        found = work(store, store.now())
         try:
-            store.db.check_file()
+            store.db.check()
         except StoreGone:
-            if store.db.path.exists():
-                self.close()  # another file is there now: the next try goes into that
+            if database.exists(self.settings.store, self.settings.data_dir):
+                self.close()  # another one is there now: the next try goes into that
             raise
-        ring(self._local.folder)
         return found
 
     def close(self) -> None:

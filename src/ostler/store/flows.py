@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ostler.errors import NotFound
+from ostler.store.database import Database
 from ostler.store.rows import NewJob
-from ostler.store.sqlite import SqliteDatabase
 
 log = logging.getLogger("ostler.store")
 
@@ -42,7 +42,7 @@ def job_of(step: dict[str, Any], now: int, result: str | None = None, **more: An
 class Flows:
     """Chains, batches and schedules in the store."""
 
-    def __init__(self, db: SqliteDatabase, insert: Insert, put: Callable[[NewJob, int], tuple[int, bool]]) -> None:
+    def __init__(self, db: Database, insert: Insert, put: Callable[[NewJob, int], tuple[int, bool]]) -> None:
         self._db, self._insert, self._put = db, insert, put
 
     def ended(self, rows: Iterable[Any], now: int) -> None:
@@ -94,6 +94,7 @@ class Flows:
             batch = self._db.run(
                 "batch_new", total=len(jobs), callback=json.dumps(callback) if callback else None, now=now
             )[0]["id"]
+            self._db.ring({job.queue for job in jobs})
             stored = [self._put(job._replace(batch=batch), now) for job in jobs]
             # A unique job that was there already is not the batch's: it does not wait for it.
             strangers = sum(1 for _, new in stored if not new)

@@ -10,8 +10,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ostler.store.database import Database
 from ostler.store.rows import ExitRow
-from ostler.store.sqlite import SqliteDatabase
 
 NODE = "node"  # the component of the node's own row
 
@@ -19,7 +19,7 @@ NODE = "node"  # the component of the node's own row
 class Health:
     """The health rows of one node (and, for reading, of all)."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     # ---- writing, one generation at a time
@@ -187,7 +187,7 @@ class Health:
 class Meta:
     """Small facts that outlive a node: `worker_enabled`, `pool_paused:{pool}`. What is set survives a power cut."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def get(self, key: str) -> str | None:

@@ -13,12 +13,12 @@ from typing import Any
 
 from ostler.errors import Conflict, NotFound
 from ostler.store import limits
+from ostler.store.database import Database
 from ostler.store.flows import Flows
 from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import JobReading
 from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
-from ostler.store.sqlite import SqliteDatabase
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
@@ -28,7 +28,7 @@ _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 class JobRecords(JobReading):
     """Jobs and their timeline in the store."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         super().__init__(db)
         self.flows = Flows(db, self._insert, self._put_unique)
         self.retention = Retention(db, self._moved)
@@ -46,6 +46,7 @@ class JobRecords(JobReading):
     def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
         """`enqueue`, telling for each whether it is new."""
         with self._db.transaction():
+            self._db.ring({job.queue for job in jobs})
             if not any(job.unique_key for job in jobs):
                 return [(job, True) for job in self._insert(jobs, now)]
             return [self._put_unique(job, now) for job in jobs]
@@ -269,6 +270,7 @@ class JobRecords(JobReading):
         for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
             for row in self._db.run(statement, id=job, now=now):
                 self._timeline([(job, row["seq"], now, event, None)])
+                self._db.ring_all()
                 if event == "cancelled":
                     before = _SCHEDULED if row["later"] else _QUEUED
                     self._moved({(row["queue"], before): -1, (row["queue"], event): 1})
@@ -298,6 +300,7 @@ class JobRecords(JobReading):
                     raise Conflict(f"job {job} cannot be retried: job {row['job']} holds its unique key")
             self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
         for row in self._db.run("retry", id=job):
+            self._db.ring({row["queue"]})
             self._timeline([(job, row["seq"], now, "retried", None)])
             self._moved({(row["queue"], found["status"]): -1, (row["queue"], _QUEUED): 1})
             if row["limit_key"] is not None:
@@ -309,17 +312,15 @@ class JobRecords(JobReading):
 
     def cancel_many(self, now: int, limit: int, **filters: Any) -> dict[int, str]:
         """Cancel the live jobs that the filters fit; the status found of each. What ends meanwhile is passed over."""
-        return self._many(("queued", "processing"), limit, filters, lambda job: self._cancel(job, now))
+        return self._many(filters.pop("status", None) or "live", limit, filters, lambda job: self._cancel(job, now))
 
     def retry_many(self, now: int, limit: int, status: str, **filters: Any) -> dict[int, str]:
         """Retry the ended jobs that the filters fit; the queue of each. What cannot be retried is passed over."""
-        return self._many((status,), limit, filters, lambda job: self._retry(job, now))
+        return self._many(status, limit, filters, lambda job: self._retry(job, now))
 
-    def _many(
-        self, statuses: Sequence[str], limit: int, filters: dict[str, Any], verb: Callable[[int], str]
-    ) -> dict[int, str]:
+    def _many(self, status: str, limit: int, filters: dict[str, Any], verb: Callable[[int], str]) -> dict[int, str]:
         done: dict[int, str] = {}
-        ids = self.matching(statuses, limit, **filters)
+        ids = self.matching(status, limit, **filters)
         for start in range(0, len(ids), 500):  # short transactions: others write too
             with self._db.transaction():
                 for job in ids[start : start + 500]:

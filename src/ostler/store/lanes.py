@@ -155,10 +155,10 @@ class Lane:
         while True:
             try:
                 store = store or self._open()
-                store.db.check_file()
+                store.db.check()
                 value = item.work(store)
                 if item.until is not None:
-                    store.db.check_file()  # what is acknowledged is in the file that is there
+                    store.db.check()  # what is acknowledged is in the file that is there
             except StoreBusy as error:
                 self._in_trouble(error)
                 if self._hopeless(item, error):

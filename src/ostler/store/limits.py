@@ -9,7 +9,7 @@ import json
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
-from ostler.store.sqlite import SqliteDatabase
+from ostler.store.database import Database
 
 Key = tuple[str, str]  # a queue, and a limit key of jobs in it
 
@@ -29,7 +29,7 @@ class Allowed(NamedTuple):
     due: int | None = None
 
 
-def allowed(db: SqliteDatabase, queue: str, limit: QueueLimit, wanted: int, now: int) -> Allowed:
+def allowed(db: Database, queue: str, limit: QueueLimit, wanted: int, now: int) -> Allowed:
     """What the queue's limits leave of the wanted claims."""
     count, due = wanted, None
     if limit.at_once is not None:
@@ -42,7 +42,7 @@ def allowed(db: SqliteDatabase, queue: str, limit: QueueLimit, wanted: int, now:
     return Allowed(count, due)
 
 
-def next_token(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> int | None:
+def next_token(db: Database, queue: str, limit: QueueLimit, now: int) -> int | None:
     """When the queue's rate allows the next job (ms); None when it does now. Reads only."""
     rows = db.run("rate_get", queue=queue)
     if limit.rate is None or not rows:
@@ -51,13 +51,13 @@ def next_token(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> i
     return None if tokens >= 1 else now + int(1000 * (1 - tokens) / limit.rate) + 1
 
 
-def spend(db: SqliteDatabase, queue: str, limit: QueueLimit, count: int, now: int) -> None:
+def spend(db: Database, queue: str, limit: QueueLimit, count: int, now: int) -> None:
     """Take what was claimed out of the queue's bucket."""
     if limit.rate is not None and count:
         db.run("rate_set", queue=queue, tokens=_tokens(db, queue, limit, now) - count, at=now)
 
 
-def _tokens(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> float:
+def _tokens(db: Database, queue: str, limit: QueueLimit, now: int) -> float:
     rows = db.run("rate_get", queue=queue)
     if not rows:
         return limit.burst
@@ -67,7 +67,7 @@ def _tokens(db: SqliteDatabase, queue: str, limit: QueueLimit, now: int) -> floa
     return float(min(limit.burst, rows[0]["tokens"] + grown))
 
 
-def put_heads(db: SqliteDatabase, keys: AbstractSet[Key]) -> None:
+def put_heads(db: Database, keys: AbstractSet[Key]) -> None:
     """In the transaction that added or took waiting jobs of these keys: the first of each is in the ready index, the others are not.
 
     The ready index then has all jobs without a limit and one job for each queue and key that waits. A key can only be full while
@@ -83,7 +83,7 @@ def put_heads(db: SqliteDatabase, keys: AbstractSet[Key]) -> None:
 class Keys:
     """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
         self._running: dict[str, int] = {}
         self._full: set[str] = set()

@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
-from ostler.store.sqlite import SqliteDatabase
+from ostler.store.database import Database
 
 # Upper bounds in milliseconds of the bins that durations are counted in, eight to a decade up to two hours; the last bin has none.
 BOUNDS = tuple(sorted({round(10 ** (k / 8)) for k in range(56)}))
@@ -26,7 +26,7 @@ def bin_of(ms: int) -> int:
 class Tallies:
     """Counters per queue: in buckets of ten seconds for two hours, of ten minutes for eight days, and for ever."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def add(self, counts: Mapping[tuple[str, str], int], now: int) -> None:
@@ -84,7 +84,7 @@ class Tallies:
 class LiveRecords:
     """Incidents, and which jobs are new or run."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
         self.tallies = Tallies(db)
 
@@ -118,4 +118,4 @@ class LiveRecords:
 
     def version(self) -> int:
         """A number that changes when another connection has written."""
-        return self._db.version()
+        return self._db.changed()

@@ -10,8 +10,8 @@ from typing import Any
 
 from ostler.errors import NotFound
 from ostler.store import views
+from ostler.store.database import Database
 from ostler.store.rows import JobStatus
-from ostler.store.sqlite import SqliteDatabase
 
 _LARGEST = 2**63 - 1  # the largest number that the store can hold
 EVENTS = 200  # entries of a page of a timeline, where nobody says how many
@@ -23,7 +23,7 @@ _SEARCHED = 20_000  # jobs that one page of a search looks at
 class JobReading:
     """Jobs and their timeline in the store, to look at."""
 
-    def __init__(self, db: SqliteDatabase) -> None:
+    def __init__(self, db: Database) -> None:
         self._db = db
 
     def find(self, job: int) -> dict[str, Any]:
@@ -106,33 +106,31 @@ class JobReading:
         `search` is looked for in id, task, arguments and error. One page of a search looks at no more than 20,000 jobs; it may have
         few or none and still name a next one.
         """
-        where, values = _where(status=status, queue=queue, task=task, code=code, batch=batch)
+        conditions, values = _conditions(status=status, queue=queue, task=task, code=code, batch=batch)
         if cursor is not None:
-            where += " AND id < :cursor"
+            conditions.append("before")
+            values["cursor"] = cursor
         floor = 0
         if search:
-            top = cursor if cursor is not None else self._db.run("newest_ids", after=0, limit=1)
-            newest = top if isinstance(top, int) else (top[0]["id"] + 1 if top else 0)
-            floor = max(0, newest - _SEARCHED)
-            where += (
-                " AND id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\\' OR args LIKE :like ESCAPE '\\'"
-                " OR args LIKE :coded ESCAPE '\\' OR error LIKE :like ESCAPE '\\' OR error LIKE :coded ESCAPE '\\')"
-            )
+            top = cursor if cursor is not None else self._newest() + 1
+            floor = max(0, top - _SEARCHED)
             coded = json.dumps(search)[1:-1]  # as it stands in arguments and errors: JSON in ASCII
+            conditions.append("found")
             values |= {"floor": floor, "search": search.strip(), "like": _like(search), "coded": _like(coded)}
-        sql = f"SELECT id FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit"  # noqa: S608  see _where
-        rows = self._db.query(sql, {**values, "cursor": cursor, "limit": limit + 1})
+        rows = self._db.select("list_jobs", conditions, **values, limit=limit + 1)
         page = self.short(row["id"] for row in rows[:limit])[::-1]
         if len(rows) > limit:
             return page, rows[limit - 1]["id"]
         return page, (floor or None)
 
-    def matching(self, statuses: Sequence[str], limit: int, **filters: Any) -> builtins.list[int]:
-        """Ids of jobs with one of these statuses that the filters fit, oldest first."""
-        where, values = _where(**filters)
-        shown = ", ".join(f"'{JobStatus(s)}'" for s in statuses)
-        sql = f"SELECT id FROM jobs WHERE status IN ({shown}) AND {where} ORDER BY id LIMIT :limit"  # noqa: S608
-        return [row["id"] for row in self._db.query(sql, {**values, "limit": limit})]
+    def _newest(self) -> int:
+        rows = self._db.run("newest_ids", after=0, limit=1)
+        return int(rows[0]["id"]) if rows else -1
+
+    def matching(self, status: str, limit: int, **filters: Any) -> builtins.list[int]:
+        """Ids of jobs with this status (or `live`: queued and processing) that the filters fit, oldest first."""
+        conditions, values = _conditions(status=status, **filters)
+        return [row["id"] for row in self._db.select("match_jobs", conditions, **values, limit=limit)]
 
     def depths(self) -> dict[str, dict[str, int]]:
         """Per queue: queued, scheduled, processing, failed and cancelled."""
@@ -174,21 +172,10 @@ def _like(text: str) -> str:
     return f"%{escaped}%"
 
 
-def _where(**filters: Any) -> tuple[str, dict[str, Any]]:
-    """Conditions for the filters that are given. A status stands in the SQL as text, so that partial indexes serve."""
-    parts, values = ["1 = 1"], {}
-    for name, value in filters.items():
-        if value is None:
-            continue
-        if name == "status":
-            parts.append(f"status = '{JobStatus(value)}'")
-        elif name == "ids":
-            parts.append("id IN (SELECT value FROM json_each(:ids))")
-            values["ids"] = json.dumps(value)
-        elif name == "code":
-            parts.append("json_extract(error, '$.code') = :code")
-            values["code"] = value
-        else:
-            parts.append(f"{name} = :{name}")
-            values[name] = value
-    return " AND ".join(parts), values
+def _conditions(*, status: str | None, **filters: Any) -> tuple[list[str], dict[str, Any]]:
+    """The named conditions of the filters that are given, and their values."""
+    given = {name: value for name, value in filters.items() if value is not None}
+    names = [f"of_{name}" for name in given] + (
+        [f"status_{status if status == 'live' else JobStatus(status)}"] if status else []
+    )
+    return names, {name: json.dumps(value) if name == "ids" else value for name, value in given.items()}

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from ostler.store.sqlite import SqliteDatabase
+from ostler.store.database import Database
 
 _EVENTS = 2_000  # timeline rows that one step deletes
 
@@ -27,7 +27,7 @@ class Purged(NamedTuple):
 class Retention:
     """The steps. None of them depends on an earlier one; each finds for itself what is too old."""
 
-    def __init__(self, db: SqliteDatabase, moved: Callable[[Mapping[tuple[str, str], int]], None]) -> None:
+    def __init__(self, db: Database, moved: Callable[[Mapping[tuple[str, str], int]], None]) -> None:
         self._db, self._moved = db, moved
 
     def purge(self, *, done_before: int | None, failed_before: int | None, most: int = 200) -> Purged:

@@ -11,22 +11,25 @@ import logging
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ostler import private
 from ostler.errors import BadArguments, ConfigError, StoreBusy, StoreGone
-from ostler.store import queries
+from ostler.store import doorbell, queries
 
 log = logging.getLogger("ostler.store")
 T = TypeVar("T")
 
 _POLL = 0.004  # seconds that SQLite itself waits for a lock: it looks every one or two milliseconds
 
+_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
+_DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
-_PASSING = ("locked", "busy", "full", "disk i/o", "unable to open", "readonly")
+_PASSING = _LOCKED | _DENIED | {sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_PROTOCOL}
+_BROKEN = {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT}
 
 
 class SqliteDatabase:
@@ -46,7 +49,8 @@ class SqliteDatabase:
         self.path, self._name = path, str(path)
         self._sql = queries.load(self.dialect)
         self._busy_timeout, self._read_only = busy_timeout, read_only
-        self.held = 0.0  # seconds that the write lock was held in all
+        self.held = 0.0
+        self._rings = False  # wake the node once the open transaction is committed
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
@@ -54,6 +58,36 @@ class SqliteDatabase:
             self._file = _identity(self._name)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, path) from error
+
+    @classmethod
+    def open(
+        cls, path: Path, *, durable: bool = True, read_only: bool = False, create: bool = True, **how: Any
+    ) -> SqliteDatabase:
+        """Connect to the file; where there is none it is made, private, or that is an error."""
+        private.check(path, write=not read_only)
+        if not path.exists() and (read_only or not create):
+            raise ConfigError(
+                f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"
+            )
+        try:
+            if not path.parent.exists():
+                private.prepare(path.parent)
+            if not path.exists():
+                private.create(path)  # SQLite gives its other files the mode of this one
+        except OSError as error:
+            raise ConfigError(
+                f"the data directory {path.parent} cannot be made: {error.strerror}; name another with --data"
+            ) from error
+        if durable and not read_only:
+            private.anchor(path.parent)
+        try:
+            return cls(path, durable=durable, read_only=read_only, **how)
+        except StoreBusy as error:
+            if _code(error.__cause__) not in _DENIED:
+                raise  # locked or full: that passes
+            raise ConfigError(
+                f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
+            ) from error
 
     def _pragmas(self, *, durable: bool, read_only: bool, cache_mb: int) -> None:
         execute = self._connection.execute
@@ -66,12 +100,13 @@ class SqliteDatabase:
         if read_only:
             execute("PRAGMA query_only = 1")
 
-    def run(self, statement: str, /, **values: Any) -> list[sqlite3.Row]:
-        """Execute one named statement and return its rows."""
-        return self.query(self._sql[statement], values)
+    def run(self, statement: str, /, **values: Any) -> list[Any]:
+        return self._query(self._sql[statement], values)
 
-    def run_many(self, statement: str, rows: list[tuple[Any, ...]], /) -> None:
-        """Execute one named statement, which returns nothing, for each row of positional values."""
+    def select(self, statement: str, conditions: Sequence[str], /, **values: Any) -> list[Any]:
+        return self._query(queries.where(statement, conditions, self._sql), values)
+
+    def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         try:
             if len(rows) == 1:
                 self._connection.execute(self._sql[statement], rows[0])
@@ -80,11 +115,8 @@ class SqliteDatabase:
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
-    def insert(self, statement: str, rows: list[tuple[Any, ...]], /) -> list[int]:
-        """Insert the rows with one named statement, inside a transaction; their new ids, in order.
-
-        Nobody else writes meanwhile and ids are never used twice, so they follow one another.
-        """
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
+        """Nobody else writes meanwhile and ids are never used twice, so they follow one another."""
         try:
             if len(rows) == 1:
                 last = self._connection.execute(self._sql[statement], rows[0]).lastrowid
@@ -98,8 +130,7 @@ class SqliteDatabase:
         assert last is not None
         return list(range(last - len(rows) + 1, last + 1))
 
-    def query(self, sql: str, values: dict[str, Any]) -> list[sqlite3.Row]:
-        """Execute SQL that was put together by the caller (filters) and return its rows."""
+    def _query(self, sql: str, values: dict[str, Any]) -> list[Any]:
         try:
             return self._insist(lambda: self._connection.execute(sql, values).fetchall())
         except (OverflowError, UnicodeEncodeError) as error:
@@ -111,6 +142,25 @@ class SqliteDatabase:
         """All or nothing. Takes the write lock at once, so that nothing inside can find itself outdated."""
         return _Transaction(self)
 
+    def lock(self, names: Iterable[str], /) -> None:
+        """The one writer holds everything."""
+
+    def try_lock(self, name: str, /) -> bool:
+        return True
+
+    def ring(self, queues: Iterable[str], /) -> None:
+        self._rings = True
+
+    def ring_all(self) -> None:
+        if self._connection.in_transaction:
+            self._rings = True
+        else:
+            doorbell.ring(self.path.parent)
+
+    def now(self) -> int:
+        """The machine's clock: everybody who uses the file is on it."""
+        return time.time_ns() // 1_000_000
+
     def begin(self) -> None:
         self._execute("BEGIN IMMEDIATE")
 
@@ -120,8 +170,11 @@ class SqliteDatabase:
             if commit:
                 self._execute("COMMIT")
         finally:
+            rings, self._rings = self._rings, False
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
+            elif rings and commit:
+                doorbell.ring(self.path.parent)
 
     @contextmanager
     def synced(self) -> Iterator[None]:
@@ -158,12 +211,8 @@ class SqliteDatabase:
                     raise
 
     def migrate(self) -> list[str]:
-        """Bring the schema up to date under the write lock; returns the names of what was applied.
-
-        A schema one newer than this code knows is used as it is: migrations only add.
-        """
-        newest = max(number for number, _, _ in queries.migrations(self.dialect))
-        version = self._version()
+        newest = queries.newest(self.dialect)
+        version = self.schema()
         if version > newest + 1:
             raise ConfigError(
                 f"{self.path} has schema {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
@@ -173,7 +222,7 @@ class SqliteDatabase:
         if version >= newest:
             return []  # no lock where there is nothing to do
         with self.transaction():
-            version = self._version()
+            version = self.schema()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
             for number, _, script in todo:
                 for statement in _split(script):
@@ -182,24 +231,25 @@ class SqliteDatabase:
         return [name for _, name, _ in todo]
 
     def require(self) -> None:
-        """Raise ConfigError when the schema is older than this code reads. For connections that may not change it."""
-        newest = max(number for number, _, _ in queries.migrations(self.dialect))
-        if (found := self._version()) < newest:
+        newest = queries.newest(self.dialect)
+        if (found := self.schema()) < newest:
             raise ConfigError(
                 f"{self.path} has schema {found}, this ostler reads {newest}; start a node there once with 'ostler up' to bring it up to date"
             )
 
-    def _version(self) -> int:
+    def schema(self) -> int:
         return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
-    def version(self) -> int:
-        """A number that changes when another connection has committed something."""
+    def integrity(self) -> list[str]:
+        """What SQLite's quick check finds; ["ok"] when nothing is wrong. Reads the whole file."""
+        return [row[0] for row in self._connection.execute("PRAGMA quick_check")]
+
+    def changed(self) -> int:
         return int(self._connection.execute("PRAGMA data_version").fetchone()[0])
 
-    def check_file(self) -> None:
-        """Raise StoreGone when the file that this connection has open is no longer the one at its path.
-
-        SQLite does not notice: it goes on in a file that nobody will ever open again. Reading may go on there.
+    def check(self) -> None:
+        """SQLite does not notice that its file was deleted: it goes on in one that nobody will ever open again. Reading may go on
+        there.
         """
         found = _identity(self._name)
         if found != self._file and not self._read_only:
@@ -240,8 +290,13 @@ def _identity(path: str) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def _code(error: BaseException | None) -> int:
+    """SQLite's primary result code of an error, 0 where it has none."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
 def _locked(error: sqlite3.OperationalError) -> bool:
-    return error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+    return _code(error) in _LOCKED
 
 
 def _split(script: str) -> Iterator[str]:
@@ -257,11 +312,11 @@ def _split(script: str) -> Iterator[str]:
 
 
 def _as_ours(error: sqlite3.DatabaseError, path: Path) -> Exception:
-    text = str(error).lower()
-    if ("readonly" in text or "unable to open" in text) and (refusal := private.refusal(path, write=True)) is not None:
+    code = _code(error)
+    if code in _DENIED and (refusal := private.refusal(path, write=True)) is not None:
         return refusal
-    if any(word in text for word in _PASSING):
+    if code in _PASSING:
         return StoreBusy(f"the store {path} cannot be used right now ({error}); nothing was stored, try again")
-    if "not a database" in text or "malformed" in text:
+    if code in _BROKEN:
         return ConfigError(f"{path} is not a usable SQLite database ({error}); move it away or restore a backup")
     return error

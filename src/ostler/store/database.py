@@ -1,0 +1,120 @@
+"""The database under the store: one small protocol, and two implementations (sqlite.py, postgres.py).
+
+The verbs of the store are written once, against this. What they say to a database is in named statements: `sql/sqlite` and
+`sql/postgres` hold files of the same names, with the same statements and the same parameters (queries.py checks that). What
+the two must do differently is behind the methods below: locks, ids, the wake-up and the clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol
+
+from ostler.errors import ConfigError
+
+_POSTGRES = ("postgresql", "postgres")
+
+
+class Database(Protocol):
+    """One connection, for one thread at a time. Errors come as ours: StoreBusy where a later try may work."""
+
+    dialect: str
+    held: float
+    """Seconds that transactions were open in all: for as long they may have kept others waiting."""
+
+    def run(self, statement: str, /, **values: Any) -> list[Any]:
+        """Execute one named statement and return its rows; a column is found by its name or its number."""
+
+    def select(self, statement: str, conditions: Sequence[str], /, **values: Any) -> list[Any]:
+        """`run` a statement whose `{where}` stands for these named conditions."""
+
+    def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
+        """Execute one named statement, which returns nothing, for each row of positional values."""
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
+        """`run_many` for a statement that makes ids, inside a transaction; the new ids, in the order of the rows."""
+
+    def transaction(self) -> AbstractContextManager[None]:
+        """All or nothing. What is committed survives the death of any process."""
+
+    def lock(self, names: Iterable[str], /) -> None:
+        """Inside a transaction: wait until no other transaction holds these names, and hold them until the end of this one.
+
+        SQLite has one writer at a time, who holds everything.
+        """
+
+    def try_lock(self, name: str, /) -> bool:
+        """`lock` without waiting; False when another transaction holds the name."""
+
+    def ring(self, queues: Iterable[str], /) -> None:
+        """Inside a transaction: when it is committed, wake the nodes that wait for jobs of these queues. Never fails."""
+
+    def ring_all(self) -> None:
+        """Wake every node, now or with the commit of the open transaction: an operator wants something. Never fails."""
+
+    def synced(self) -> AbstractContextManager[None]:
+        """Commits in here survive a power cut, whatever the connection does otherwise."""
+
+    def now(self) -> int:
+        """The store's clock in milliseconds UTC: what decides about leases and due times. All nodes read the same one."""
+
+    def changed(self) -> int:
+        """A number that changes when another connection has committed something."""
+
+    def schema(self) -> int:
+        """The number of the newest migration in it; 0 when there is none."""
+
+    def migrate(self) -> list[str]:
+        """Bring the schema up to date under a lock; the names of what was applied.
+
+        A schema one newer than this code knows is used as it is: migrations only add. One that is newer still is a ConfigError.
+        """
+
+    def require(self) -> None:
+        """Raise ConfigError when the schema is older than this code reads. For connections that may not change it."""
+
+    def check(self) -> None:
+        """Raise StoreGone when what this connection has open is no longer the store."""
+
+    def close(self) -> None: ...
+
+
+def is_postgres(url: str) -> bool:
+    """Whether the URL names a PostgreSQL database."""
+    return url.partition("://")[0] in _POSTGRES and "://" in url
+
+
+def home(url: str, data: Path) -> Path:
+    """The folder of a node's lock, address and doorbell: that of the SQLite file, else the data directory."""
+    return data if is_postgres(url) else sqlite_path(url, data).parent
+
+
+def sqlite_path(url: str, data: Path) -> Path:
+    """The SQLite file that a store URL names."""
+    if url in ("", "sqlite"):
+        return data / "ostler.db"
+    if url.startswith("sqlite:///"):
+        return Path(url.removeprefix("sqlite:///"))
+    raise ConfigError(
+        f"store {url.partition(':')[0]}://… is not supported; leave it out for SQLite in the data directory, "
+        "or use sqlite:///path or postgresql://user@host/database"
+    )
+
+
+def exists(url: str, data: Path) -> bool:
+    """Whether there is a store already; of a server only connecting tells."""
+    return is_postgres(url) or sqlite_path(url, data).exists()
+
+
+def connect(url: str, data: Path, **how: Any) -> Database:
+    """Open the store's database. `how`: durable, busy_timeout, read_only, create, cache_mb (see the implementations)."""
+    if is_postgres(url):
+        from ostler.store.postgres import PostgresDatabase  # noqa: PLC0415  its driver is an extra
+
+        how.pop("cache_mb", None)
+        return PostgresDatabase(url, **how)
+    from ostler.store.sqlite import SqliteDatabase  # noqa: PLC0415
+
+    return SqliteDatabase.open(sqlite_path(url, data), **how)

@@ -1,0 +1,48 @@
+-- The filtered listing. A status stands in the SQL as text, so that the partial indexes serve.
+
+-- name: list_jobs
+SELECT id FROM jobs WHERE {where} ORDER BY id DESC LIMIT :limit;
+
+-- name: match_jobs
+SELECT id FROM jobs WHERE {where} ORDER BY id LIMIT :limit;
+
+-- condition: status_queued
+status = 'queued'
+
+-- condition: status_processing
+status = 'processing'
+
+-- condition: status_done
+status = 'done'
+
+-- condition: status_failed
+status = 'failed'
+
+-- condition: status_cancelled
+status = 'cancelled'
+
+-- condition: status_live
+status IN ('queued', 'processing')
+
+-- condition: of_queue
+queue = :queue
+
+-- condition: of_task
+task = :task
+
+-- condition: of_code
+json_extract(error, '$.code') = :code
+
+-- condition: of_batch
+batch = :batch
+
+-- condition: of_ids
+id IN (SELECT value FROM json_each(:ids))
+
+-- condition: before
+id < :cursor
+
+-- condition: found
+-- In any case of ASCII letters. `coded` is the text as JSON in ASCII has it.
+id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\' OR args LIKE :like ESCAPE '\'
+  OR args LIKE :coded ESCAPE '\' OR error LIKE :like ESCAPE '\' OR error LIKE :coded ESCAPE '\')
