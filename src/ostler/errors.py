@@ -12,6 +12,7 @@ OstlerError
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
 │   ├── StoreGone        503  the database file was deleted or replaced while it was in use
 │   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+├── NodeLost             503  this node was declared dead by another: what it had is dropped
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
 """
 
@@ -94,6 +95,13 @@ class StoreDoubt(StoreBusy):
     """The connection was lost during a commit: what it had may be stored or not."""
 
     code = "STORE_DOUBT"
+
+
+class NodeLost(OstlerError):
+    """This node was declared dead by another one: its jobs run elsewhere, and nothing that it writes is taken."""
+
+    code = "NODE_LOST"
+    status = 503
 
 
 class IllegalTransition(OstlerError):

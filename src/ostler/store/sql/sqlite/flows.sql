@@ -55,14 +55,11 @@ ON CONFLICT (name) DO UPDATE SET step = excluded.step,
        next_at = CASE WHEN schedules.spec = excluded.spec AND schedules.zone = excluded.zone THEN schedules.next_at ELSE excluded.next_at END,
        spec = excluded.spec, zone = excluded.zone;
 
--- name: schedule_drop
-DELETE FROM schedules WHERE name NOT IN (SELECT value FROM json_each(:names));
-
 -- name: schedules
 SELECT name, spec, zone, step, next_at, last_at, last_job FROM schedules ORDER BY name;
 
 -- name: schedule_due
-SELECT name, spec, zone, step, next_at FROM schedules WHERE next_at <= :now;
+SELECT name, spec, zone, step, next_at FROM schedules WHERE next_at <= :now AND name IN (SELECT name FROM declared WHERE node = :node AND kind = 'schedule');
 
 -- name: schedule_move
 UPDATE schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;

@@ -20,6 +20,11 @@ UPDATE health SET status = :status, pid = NULL, pid_start = NULL, exit_code = :e
        metadata = :metadata
  WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
 
+-- name: workers_released
+-- Their node has ended, and they with it. The heartbeat stays the last one that was heard.
+UPDATE health SET status = 'stopped', pid = NULL, pid_start = NULL, rss_mb = NULL, exit_reason = 'node-died'
+ WHERE node = :node AND status IN ('starting', 'healthy', 'draining', 'stopping');
+
 -- name: heartbeats
 UPDATE health SET last_heartbeat = b.at, rss_mb = coalesce(b.rss, rss_mb)
   FROM (SELECT json_extract(value, '$[0]') AS component, json_extract(value, '$[1]') AS generation,
@@ -68,14 +73,11 @@ SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = 
 -- name: workers
 SELECT h.*, (SELECT id FROM jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
                 ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
-  FROM health h WHERE h.component <> 'node' AND (:node IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
+  FROM health h WHERE (:node IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
 
 -- name: served_pools
-SELECT DISTINCT w.pool FROM health w JOIN health n ON n.node = w.node AND n.component = 'node'
- WHERE w.component <> 'node' AND n.status IN ('starting', 'healthy') AND n.last_heartbeat > :since;
-
--- name: nodes
-SELECT * FROM health WHERE component = 'node' ORDER BY node;
+SELECT DISTINCT w.pool FROM health w JOIN nodes n ON n.id = w.node
+ WHERE n.status IN ('starting', 'healthy') AND n.beat_at > :since;
 
 -- name: remove_component
 DELETE FROM health WHERE node = :node AND component = :component;

@@ -171,19 +171,6 @@ SELECT queue, status, n FROM depths WHERE n <> 0;
 -- name: depth_add
 INSERT INTO depths (queue, status, n) VALUES (?, ?, ?) ON CONFLICT (queue, status) DO UPDATE SET n = n + excluded.n;
 
--- name: declare_task
-INSERT INTO tasks (name, queue, attempts, timeout, priority, policy, parameters, declared_at)
-VALUES (:name, :queue, :attempts, :timeout, :priority, :policy, :parameters, :now)
-ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.attempts, timeout = excluded.timeout,
-       priority = excluded.priority, policy = excluded.policy, parameters = excluded.parameters, declared_at = excluded.declared_at;
-
--- name: drop_tasks
--- What the app no longer declares cannot be enqueued any more. One node, one app: on a store of many nodes this must name the node.
-DELETE FROM tasks WHERE name NOT IN (SELECT value FROM json_each(:names));
-
--- name: tasks
-SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks ORDER BY name;
-
 -- name: oldest_ready
 -- The first job in line of each priority, and of those the oldest: a few steps in the index, however many wait.
 WITH RECURSIVE line (queue, priority, n) AS (

@@ -44,3 +44,7 @@ SELECT id FROM jobs WHERE id > :after ORDER BY id DESC LIMIT :limit;
 
 -- name: processing_ids
 SELECT id FROM jobs WHERE status = 'processing' ORDER BY id DESC LIMIT :limit;
+
+-- name: fold_depths
+-- One writer at a time: a row for each is all there ever is.
+DELETE FROM depths WHERE n = 0;

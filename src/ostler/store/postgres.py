@@ -1,0 +1,386 @@
+"""PostgreSQL as a database of named statements: READ COMMITTED, short transactions, one connection per owner, by psycopg 3.
+
+The statements name their tables `ostler.…`; another schema (`?schema=other` in the URL) takes that place when they are loaded, so
+nothing depends on a `search_path`. Settings that a transaction needs are set inside it. Both are for PgBouncer in transaction
+mode, where two transactions of one client may run on two sessions; say `?pooler=1` there, and nothing is prepared either.
+
+A connection that is lost is made anew with the next use. What was under way raises StoreBusy: it was not stored. Only a commit
+whose answer is lost leaves a doubt, and raises StoreDoubt.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from typing import Any
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
+from ostler.store import queries
+
+try:
+    import psycopg
+    from psycopg import errors
+    from psycopg.types.numeric import Int8Dumper
+except ImportError as missing:
+    raise ConfigError("a PostgreSQL store needs a driver: pip install 'ostler[postgres]'") from missing
+
+log = logging.getLogger("ostler.store")
+
+OLDEST = 140000  # the oldest server whose SQL this is
+_CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_COMMENT = re.compile(r"--[^\n]*")
+_VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
+_UNSTORABLE = re.compile(r"\x00|[\ud800-\udfff]")
+
+_CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+_SNAPSHOT = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
+_LOCK = """
+SELECT pg_advisory_xact_lock(k) FROM (
+  SELECT DISTINCT hashtextextended(name, 0) AS k FROM jsonb_array_elements_text(%(names)s::jsonb) AS name ORDER BY 1) AS keys
+"""
+_TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))"
+# Only where somebody waits for it: a node that is busy looks for more by itself. NOTIFY costs all commits a common lock.
+_RING = """
+SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
+  SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements_text(%(queues)s::jsonb) AS queue ON queue = ANY (n.waits))
+"""
+
+# A later try may work: the server is away, full, restarting or read-only, or others were in the way.
+_PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
+
+
+class Place:
+    """What a URL says: the server for the driver, and what is ours (`schema`, `pooler`)."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        given = dict(parse_qsl(parts.query, keep_blank_values=True))
+        self.schema = given.pop("schema", "ostler")
+        self.pooler = given.pop("pooler", "") not in ("", "0", "false")
+        if not _SCHEMA.fullmatch(self.schema):
+            raise ConfigError(
+                f"the schema {self.schema!r} of the store's URL must be of small letters, digits and _, and begin with a letter"
+            )
+        self.address = urlunsplit(("postgresql", *parts[1:3], urlencode(given), ""))
+        self.shown = f"postgresql://{parts.hostname or given.get('host', '')}{parts.path or '/'}"
+        """Without the password."""
+        self.channel = f"ostler_{self.schema}"
+
+    def connect(self, **how: Any) -> psycopg.Connection[Any]:
+        """A connection that notices within seconds when the server is gone. Errors are the driver's."""
+        found = psycopg.connect(
+            self.address,
+            autocommit=True,
+            prepare_threshold=None if self.pooler else 2,
+            connect_timeout=5,
+            keepalives_idle=5,
+            keepalives_interval=2,
+            keepalives_count=3,
+            tcp_user_timeout=15_000,
+            row_factory=_rows,
+            client_encoding="utf8",
+            **how,
+        )
+        found.adapters.register_dumper(int, Int8Dumper)  # one type for all whole numbers, so one plan
+        return found
+
+
+class PostgresDatabase:
+    """One connection. Not for use by two threads at once; open one per thread."""
+
+    dialect = "postgres"
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        durable: bool = True,
+        busy_timeout: float = 5.0,
+        read_only: bool = False,
+        create: bool = True,
+    ) -> None:
+        self.place = Place(url)
+        self._sql = _statements(self.place.schema)
+        self._read_only = read_only
+        self.held = 0.0
+        self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
+        waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
+        # A process that is stopped in the middle of a transaction must not keep its locks for ever.
+        self._begin = f"BEGIN; {waits}; SET LOCAL idle_in_transaction_session_timeout = 15000"
+        self._open: psycopg.Connection[Any] | None = None
+        self._inside = False
+        self._connection()
+
+    # ---- statements
+
+    def run(self, statement: str, /, **values: Any) -> list[Any]:
+        return self._query(self._sql[statement], values)
+
+    def select(self, statement: str, conditions: Sequence[str], /, **values: Any) -> list[Any]:
+        return self._query(queries.where(statement, conditions, self._sql), values)
+
+    def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
+        self._query(self._sql[statement], {"rows": json.dumps([*rows])})
+
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
+        """The rows get their ids one after another, and a sequence only grows."""
+        return sorted(row[0] for row in self._query(self._sql[statement], {"rows": json.dumps([*rows])}))
+
+    def _query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
+        connection = self._connection()
+        try:
+            cursor = connection.execute(sql, None if values is None else {k: _fit(v) for k, v in values.items()})
+            return cursor.fetchall() if cursor.description else []
+        except psycopg.Error as error:
+            raise self._as_ours(error) from error
+        except (OverflowError, UnicodeEncodeError) as error:
+            raise BadArguments(f"a value cannot be stored or looked for: {error}") from error
+
+    # ---- transactions
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        self._query(self._begin)
+        began, self._inside = time.perf_counter(), True
+        try:
+            yield
+            self._commit()
+        except BaseException:
+            self._roll_back()
+            raise
+        finally:
+            self._inside = False
+            self.held += time.perf_counter() - began
+
+    def _commit(self) -> None:
+        connection = self._connection()
+        try:
+            connection.execute("COMMIT")
+        except psycopg.Error as error:
+            if connection.closed or connection.broken:
+                raise StoreDoubt(
+                    f"the connection to {self.place.shown} was lost during a commit ({_line(error)}): what it had may be stored "
+                    "or not. Look before you try again"
+                ) from error
+            raise self._as_ours(error) from error
+
+    def _roll_back(self) -> None:
+        connection = self._open
+        if connection is None or connection.closed:
+            return
+        try:
+            connection.execute("ROLLBACK")
+        except psycopg.Error:
+            connection.close()  # the server rolls back what it has
+
+    def lock(self, names: Iterable[str], /) -> None:
+        if wanted := [f"{self.place.schema}:{name}" for name in names]:
+            self._query(_LOCK, {"names": json.dumps(wanted)})
+
+    def try_lock(self, name: str, /) -> bool:
+        return bool(self._query(_TRY_LOCK, {"name": f"{self.place.schema}:{name}"})[0][0])
+
+    def ring(self, queues: Iterable[str], /) -> None:
+        """As the last statement of a transaction it misses least: a node that falls asleep later looks by itself."""
+        values = {"channel": self.place.channel, "queues": json.dumps([*queues])}
+        self._query(_RING.replace("ostler.", f"{self.place.schema}."), values)
+
+    def ring_all(self) -> None:
+        self._query("SELECT pg_notify(%(channel)s, '')", {"channel": self.place.channel})
+
+    @contextmanager
+    def synced(self) -> Iterator[None]:
+        """Every commit is, as far as the server's `synchronous_commit` goes."""
+        yield
+
+    # ---- the server
+
+    def now(self) -> int:
+        """The server's clock, followed by our monotonic one for a second."""
+        ours, theirs = self._clock
+        passed = time.monotonic() - ours
+        if passed > _CLOCK_FOR or not theirs:
+            theirs, passed = int(self._query(_CLOCK)[0][0]), 0.0
+            self._clock = (time.monotonic(), theirs)
+        return theirs + int(passed * 1000)
+
+    def changed(self) -> int:
+        """It also changes when something else in the server has: looking once too often is harmless."""
+        return int(self._query(_SNAPSHOT)[0][0])
+
+    def check(self) -> None:
+        """A server that is gone says so by itself."""
+
+    def close(self) -> None:
+        if self._open is not None:
+            self._open.close()
+
+    def _connection(self) -> psycopg.Connection[Any]:
+        if self._open is not None and not self._open.closed and not self._open.broken:
+            return self._open
+        if self._inside:
+            raise StoreBusy(f"the connection to {self.place.shown} was lost; nothing was stored, try again")
+        try:
+            self._open = self.place.connect(**self._options())
+        except psycopg.Error as error:
+            raise self._as_ours(error) from error
+        if (found := self._open.info.server_version) < OLDEST:
+            raise ConfigError(
+                f"{self.place.shown} is PostgreSQL {found // 10000}; ostler needs {OLDEST // 10000} or newer"
+            )
+        return self._open
+
+    def _options(self) -> dict[str, str]:
+        if self.place.pooler:
+            return {"application_name": "ostler"}
+        reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
+        return {"application_name": "ostler", "options": f"-c timezone=UTC{reading}"}
+
+    # ---- the schema
+
+    def schema(self) -> int:
+        known = self._query("SELECT to_regclass(%(name)s) IS NOT NULL", {"name": f"{self.place.schema}.migrations"})
+        if not known[0][0]:
+            return 0
+        found = self._query(f"SELECT max(number) FROM {self.place.schema}.migrations")  # noqa: S608  checked in Place
+        return int(found[0][0] or 0)
+
+    def migrate(self) -> list[str]:
+        newest, version = queries.newest(self.dialect), self.schema()
+        where = f"schema {self.place.schema} of {self.place.shown}"
+        if version > newest + 1:
+            raise ConfigError(
+                f"{where} has version {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
+            )
+        if version > newest:
+            log.warning("%s has version %d, this ostler knows %d: upgrade this one soon", where, version, newest)
+        if version >= newest:
+            return []  # no lock where there is nothing to do
+        try:
+            return self._migrate()
+        except psycopg.Error as error:
+            raise self._as_ours(error) from error
+
+    def _migrate(self) -> list[str]:
+        name = self.place.schema
+        with self.transaction():
+            self.lock(["migrations"])
+            version = self.schema()
+            todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
+            if not self._query("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": name}):
+                self._query(f"CREATE SCHEMA {name}")
+            for number, title, script in todo:
+                self._query(_renamed(script, name))
+                done = f"INSERT INTO {name}.migrations (number, name) VALUES (%(number)s, %(title)s)"  # noqa: S608
+                self._query(done, {"number": number, "title": title})
+        return [title for _, title, _ in todo]
+
+    def require(self) -> None:
+        newest = queries.newest(self.dialect)
+        if (found := self.schema()) < newest:
+            what = f"has version {found}, this ostler reads {newest}" if found else "is not there yet"
+            raise ConfigError(
+                f"schema {self.place.schema} of {self.place.shown} {what}; run 'ostler migrate', or start a node with 'ostler up'"
+            )
+
+    def _as_ours(self, error: psycopg.Error) -> Exception:
+        where, said, code = self.place.shown, _line(error), error.sqlstate or ""
+        if isinstance(error, (errors.InvalidAuthorizationSpecification, errors.InvalidPassword)) or code == "3D000":
+            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
+        if code == "42501":
+            return NoAccess(
+                f"{where}: {said}. A role that may create the schema runs 'ostler migrate' once, or give this one the right: "
+                f"GRANT CREATE ON DATABASE …, or USAGE and all rights on schema {self.place.schema}"
+            )
+        if code in ("42P01", "3F000", "42703", "42883"):
+            return ConfigError(
+                f"schema {self.place.schema} of {where} lacks something that this ostler needs ({said}); run 'ostler migrate'"
+            )
+        if code.startswith("22") or isinstance(error, psycopg.DataError):
+            return BadArguments(f"a value cannot be stored or looked for: {said}")
+        if not code and not (self._open is None or self._open.closed or self._open.broken):
+            return error
+        if not code and "password" in said:  # some refusals of a connection have no code
+            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
+        if not code or code.startswith(_PASSING):
+            return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
+        return error
+
+
+def _line(error: psycopg.Error) -> str:
+    """What the server said, on one line."""
+    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
+
+
+def _fit(value: Any) -> Any:
+    """A value as the server can take it. Texts hold neither NUL nor half of a surrogate pair there."""
+    if isinstance(value, str):
+        if "\\u" in value and ("\\u0000" in value or "\\ud" in value):
+            return _fit_json(value)
+        if "\x00" in value or not value.isascii():
+            return _UNSTORABLE.sub("\ufffd", value)
+    return value
+
+
+def _fit_json(text: str) -> str:
+    """A batch whose texts hold such a character. JSON inside of them is escaped once more, so it stays as it is."""
+    try:
+        return json.dumps(_clean(json.loads(text)))
+    except ValueError:
+        return _UNSTORABLE.sub("\ufffd", text)
+
+
+def _clean(value: Any) -> Any:
+    match value:
+        case str():
+            return _UNSTORABLE.sub("\ufffd", value)
+        case list():
+            return [_clean(v) for v in value]
+        case dict():
+            return {k: _clean(v) for k, v in value.items()}
+    return value
+
+
+@cache
+def _statements(schema: str) -> dict[str, str]:
+    """The statements as the driver takes them: `%(name)s` for `:name`."""
+    if found := queries.differences(queries.load("sqlite"), queries.load("postgres")):
+        raise ValueError(f"the dialects differ: {'; '.join(found)}")
+    return {name: _translated(_renamed(sql, schema)) for name, sql in queries.load("postgres").items()}
+
+
+def _translated(sql: str) -> str:
+    bare = _COMMENT.sub("", sql).replace("%", "%%")
+    return _VALUE.sub(lambda m: m[1] or f"%({m[2]})s", bare).strip()
+
+
+def _renamed(sql: str, schema: str) -> str:
+    return sql if schema == "ostler" else re.sub(r"\bostler\.", f"{schema}.", re.sub(r"\bostler_", f"{schema}_", sql))
+
+
+def _rows(cursor: Any) -> Callable[[Sequence[Any]], Any]:
+    return _row_of(tuple(column.name for column in cursor.description or ()))
+
+
+@cache
+def _row_of(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
+    """Makes the rows of a statement: tuples whose values are found by name, too."""
+    places = {name: place for place, name in enumerate(names)}
+
+    class Row(tuple[Any, ...]):
+        __slots__ = ()
+
+        def __getitem__(self, key: Any) -> Any:
+            return tuple.__getitem__(self, places[key] if key.__class__ is str else key)
+
+        def keys(self) -> tuple[str, ...]:
+            return names
+
+    return Row

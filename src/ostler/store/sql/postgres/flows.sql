@@ -1,0 +1,72 @@
+-- Uniqueness, limits, batches, chains and schedules.
+
+-- name: unique_holder
+SELECT u.job FROM ostler.uniques u LEFT JOIN ostler.jobs j ON j.id = u.job
+ WHERE u.key = :key AND ((u.until IS NOT NULL AND u.until > :now) OR (u.until IS NULL AND j.status IN ('queued', 'processing')));
+
+-- name: unique_set
+INSERT INTO ostler.uniques (key, job, until) VALUES (:key, :job, :until)
+ON CONFLICT (key) DO UPDATE SET job = excluded.job, until = excluded.until;
+
+-- name: running_in_queue
+SELECT count(*) AS n FROM ostler.jobs WHERE status = 'processing' AND queue = :queue;
+
+-- name: running_by_key
+SELECT limit_key, count(*) AS n, min(limit_max) AS most FROM ostler.jobs WHERE status = 'processing' AND limit_key IS NOT NULL GROUP BY limit_key;
+
+-- name: rate_get
+SELECT tokens, at FROM ostler.rates WHERE queue = :queue;
+
+-- name: rate_set
+INSERT INTO ostler.rates (queue, tokens, at) VALUES (:queue, :tokens, :at)
+ON CONFLICT (queue) DO UPDATE SET tokens = excluded.tokens, at = excluded.at;
+
+-- name: chain_begin
+-- The job is the first of a chain, which has its id.
+UPDATE ostler.jobs SET chain = id, step = 0, next = NULL WHERE id = :id;
+
+-- name: add_steps
+INSERT INTO ostler.steps (chain, n, step) SELECT (row ->> 0)::bigint, (row ->> 1)::int, row ->> 2 FROM jsonb_array_elements(:rows::jsonb) AS row;
+
+-- name: step
+SELECT step FROM ostler.steps WHERE chain = :chain AND n = :n;
+
+-- name: batch_new
+INSERT INTO ostler.batches (total, pending, callback, created_at) VALUES (:total, :total, :callback, :now) RETURNING id;
+
+-- name: batch_less
+UPDATE ostler.batches SET pending = pending - :ended, failed = failed + :failed,
+       finished_at = CASE WHEN pending - :ended <= 0 THEN :now ELSE NULL END
+ WHERE id = :id RETURNING pending, failed, total, callback, callback_job;
+
+-- name: batch_more
+-- A job of the batch was put back by hand: it is pending again.
+UPDATE ostler.batches SET pending = pending + 1, failed = greatest(0, failed - :failed), finished_at = NULL WHERE id = :id;
+
+-- name: batch_called
+UPDATE ostler.batches SET callback_job = :job WHERE id = :id;
+
+-- name: batch
+SELECT id, total, pending, failed, callback_job, created_at, finished_at FROM ostler.batches WHERE id = :id;
+
+-- name: schedule_put
+INSERT INTO ostler.schedules (name, spec, zone, step, next_at) VALUES (:name, :spec, :zone, :step, :next_at)
+ON CONFLICT (name) DO UPDATE SET step = excluded.step,
+       next_at = CASE WHEN schedules.spec = excluded.spec AND schedules.zone = excluded.zone THEN schedules.next_at ELSE excluded.next_at END,
+       spec = excluded.spec, zone = excluded.zone;
+
+-- name: schedules
+SELECT name, spec, zone, step, next_at, last_at, last_job FROM ostler.schedules ORDER BY name;
+
+-- name: schedule_due
+SELECT name, spec, zone, step, next_at FROM ostler.schedules WHERE next_at <= :now AND name IN (SELECT name FROM ostler.declared WHERE node = :node AND kind = 'schedule');
+
+-- name: schedule_move
+UPDATE ostler.schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;
+
+-- name: schedule_pull
+-- A clock that had jumped ahead must not silence a schedule until the wrong time comes.
+UPDATE ostler.schedules SET next_at = :next_at WHERE name = :name AND next_at > :next_at;
+
+-- name: schedule_fired
+UPDATE ostler.schedules SET last_job = :job WHERE name = :name;

@@ -1,0 +1,95 @@
+-- The health table of seed 001. Every write names the generation that makes it: a ghost cannot overwrite its successor.
+
+-- name: register
+INSERT INTO ostler.health (node, component, pool, key, generation, status, last_heartbeat, created_at)
+VALUES (:node, :component, :pool, :key, 0, 'stopped', :now, :now)
+ON CONFLICT (node, component) DO UPDATE SET pool = excluded.pool;
+
+-- name: mark_starting
+UPDATE ostler.health SET status = 'starting', generation = :generation, pid = :pid, pid_start = :pid_start, last_heartbeat = :now,
+       started_at = :now, rss_mb = NULL, exit_code = NULL, exit_reason = NULL, metadata = :metadata
+ WHERE node = :node AND component = :component AND generation < :generation RETURNING component;
+
+-- name: mark
+UPDATE ostler.health SET status = :status, last_heartbeat = CASE WHEN :status = 'healthy' THEN :now::bigint ELSE last_heartbeat END
+ WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
+
+-- name: mark_ended
+-- A crash or a stop does not refresh the heartbeat: it is the last time that the worker was heard.
+UPDATE ostler.health SET status = :status, pid = NULL, pid_start = NULL, exit_code = :exit_code, exit_reason = :exit_reason, rss_mb = NULL,
+       metadata = :metadata
+ WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
+
+-- name: workers_released
+-- Their node has ended, and they with it. The heartbeat stays the last one that was heard.
+UPDATE ostler.health SET status = 'stopped', pid = NULL, pid_start = NULL, rss_mb = NULL, exit_reason = 'node-died'
+ WHERE node = :node AND status IN ('starting', 'healthy', 'draining', 'stopping');
+
+-- name: heartbeats
+UPDATE ostler.health SET last_heartbeat = b.at, rss_mb = coalesce(b.rss, rss_mb)
+  FROM (SELECT e ->> 0 AS component, (e ->> 1)::int AS generation, (e ->> 2)::bigint AS at, (e ->> 3)::float8 AS rss
+          FROM jsonb_array_elements(:batch::jsonb) AS e) AS b
+ WHERE health.node = :node AND health.component = b.component AND health.generation = b.generation
+RETURNING health.component;
+
+-- name: add_exit
+INSERT INTO ostler.exits (node, component, generation, at, reason, code, signal, kind, counted, peak_rss_mb, item, log)
+VALUES (:node, :component, :generation, :at, :reason, :code, :signal, :kind, :counted, :peak_rss_mb, :item, :log);
+
+-- name: increment_restart_count
+UPDATE ostler.health SET restart_count = restart_count + 1, streak = streak + 1, last_restart = :now
+ WHERE node = :node AND component = :component AND generation = :generation RETURNING restart_count, streak, last_restart;
+
+-- name: end_streak
+UPDATE ostler.health SET streak = 0 WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
+
+-- name: reset_restart_count
+UPDATE ostler.health SET restart_count = 0, streak = 0, last_restart = NULL, exit_code = NULL, exit_reason = NULL, metadata = NULL,
+       status = CASE WHEN status IN ('failed', 'crashed') THEN 'stopped' ELSE status END
+ WHERE node = :node AND component = :component RETURNING component;
+
+-- name: forget_exits
+UPDATE ostler.exits SET counted = 0 WHERE node = :node AND component = :component AND counted = 1;
+
+-- name: forgive_crashes
+UPDATE ostler.exits SET counted = 0 WHERE node = :node AND component = :component AND counted = 1 AND kind = 'crash';
+
+-- name: counted_exits
+SELECT at, kind FROM ostler.exits WHERE node = :node AND component = :component AND counted = 1 AND at > :since ORDER BY at;
+
+-- name: exits
+SELECT generation, at, reason, code, signal, kind, counted, peak_rss_mb, item, log FROM ostler.exits
+ WHERE node = :node AND component = :component ORDER BY id DESC LIMIT :limit;
+
+-- name: prune_exits
+DELETE FROM ostler.exits WHERE at < :before;
+
+-- name: component
+-- The running job is the first of those that the worker has in hand: claims are handed over in this order.
+SELECT h.*, (SELECT id FROM ostler.jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
+                ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
+  FROM ostler.health h WHERE h.node = :node AND h.component = :component;
+
+-- name: workers
+SELECT h.*, (SELECT id FROM ostler.jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
+                ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
+  FROM ostler.health h WHERE (:node::text IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
+
+-- name: served_pools
+SELECT DISTINCT w.pool FROM ostler.health w JOIN ostler.nodes n ON n.id = w.node
+ WHERE n.status IN ('starting', 'healthy') AND n.beat_at > :since;
+
+-- name: remove_component
+DELETE FROM ostler.health WHERE node = :node AND component = :component;
+
+-- name: meta_get
+SELECT value FROM ostler.meta WHERE key = :key;
+
+-- name: meta_set
+INSERT INTO ostler.meta (key, value) VALUES (:key, :value) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- name: meta_delete
+DELETE FROM ostler.meta WHERE key = :key;
+
+-- name: meta_like
+SELECT key, value FROM ostler.meta WHERE key = 'worker_enabled' OR key LIKE 'pool_paused:%';

@@ -1,0 +1,115 @@
+-- Nodes: who lives, what its app declares, what ended nodes leave behind.
+
+-- name: node_register
+INSERT INTO ostler.nodes (id, name, host, home, boot_id, pid, pid_start, token, url, version, status, lease_ms, beat_at, started_at)
+VALUES (:id, :name, :host, :home, :boot_id, :pid, :pid_start, :token, :url, :version, 'starting', :lease_ms, :now, :now);
+
+-- name: node_beat
+UPDATE ostler.nodes SET beat_at = :now WHERE id = :id AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
+
+-- name: node_mark
+UPDATE ostler.nodes SET status = :status, beat_at = :now WHERE id = :id AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
+
+-- name: node_end
+UPDATE ostler.nodes SET status = 'stopped', ended_at = :now, waits = '[]' WHERE id = :id AND status <> 'dead' RETURNING id;
+
+-- name: node_turn
+-- The first statement of every turn: whoever was declared dead writes nothing, and a turn whose commit was in doubt is not written twice.
+UPDATE ostler.nodes SET turn = :turn, waits = :waits, beat_at = :now
+ WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
+
+-- name: node
+SELECT * FROM ostler.nodes WHERE id = :id;
+
+-- name: nodes
+SELECT * FROM ostler.nodes ORDER BY name, started_at;
+
+-- name: declare_dead
+-- The beat is too old, or we hold the lock of its data directory (rows of older schemas name none).
+UPDATE ostler.nodes SET status = 'dead', ended_at = :now, waits = '[]'
+ WHERE status IN ('starting', 'healthy', 'stopping') AND id <> :id
+   AND (beat_at + lease_ms < :now OR coalesce(home, :home::text) = :home::text)
+RETURNING id, name, beat_at;
+
+-- name: unreleased
+SELECT * FROM ostler.nodes WHERE status IN ('stopped', 'dead') AND released = 0 ORDER BY ended_at;
+
+-- name: node_released
+UPDATE ostler.nodes SET released = 1 WHERE id = :id;
+
+-- name: predecessor
+-- The last node of this name that has ended and whose history nobody took over.
+SELECT id FROM ostler.nodes WHERE name = :name AND id <> :id AND status IN ('stopped', 'dead') AND heir IS NULL
+ ORDER BY coalesce(home, :home::text) = :home::text DESC, started_at DESC LIMIT 1;
+
+-- name: inherit
+UPDATE ostler.nodes SET heir = :heir WHERE id = :id AND heir IS NULL RETURNING id;
+
+-- name: inherit_health
+UPDATE ostler.health SET node = :heir WHERE node = :id;
+
+-- name: inherit_exits
+UPDATE ostler.exits SET node = :heir WHERE node = :id;
+
+-- name: forget_nodes
+DELETE FROM ostler.nodes WHERE status IN ('stopped', 'dead') AND released = 1 AND ended_at < :before RETURNING id;
+
+-- name: forget_node_rows
+DELETE FROM ostler.health WHERE node = :id;
+
+-- name: declared_put
+INSERT INTO ostler.declared (node, kind, name)
+SELECT row ->> 0, row ->> 1, row ->> 2 FROM jsonb_array_elements(:rows::jsonb) AS row ON CONFLICT DO NOTHING;
+
+-- name: declared_drop
+-- What nodes that have ended declared. Called by a node that lives.
+DELETE FROM ostler.declared WHERE node NOT IN (SELECT id FROM ostler.nodes WHERE status IN ('starting', 'healthy', 'stopping'));
+
+-- name: declare_task
+INSERT INTO ostler.tasks (name, queue, attempts, timeout, priority, policy, parameters, declared_at)
+VALUES (:name, :queue, :attempts, :timeout, :priority, :policy, :parameters, :now)
+ON CONFLICT (name) DO UPDATE SET queue = excluded.queue, attempts = excluded.attempts, timeout = excluded.timeout,
+       priority = excluded.priority, policy = excluded.policy, parameters = excluded.parameters, declared_at = excluded.declared_at,
+       gone = 0;
+
+-- name: tasks_gone
+UPDATE ostler.tasks SET gone = 1 WHERE gone = 0 AND name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'task');
+
+-- name: tasks
+SELECT name, queue, attempts, timeout, priority, policy, parameters FROM ostler.tasks WHERE gone = 0 ORDER BY name;
+
+-- name: gone_tasks
+SELECT name, queue FROM ostler.tasks WHERE gone = 1;
+
+-- name: park
+-- Jobs of a task that no node declares leave the ready index, so that claims need not pass over them.
+UPDATE ostler.jobs SET later = 2
+ WHERE id IN (SELECT id FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = :queue AND task = :task LIMIT 1000 FOR UPDATE SKIP LOCKED)
+RETURNING queue, limit_key;
+
+-- name: unpark
+UPDATE ostler.jobs SET later = 0, behind = (limit_key IS NOT NULL)::int
+ WHERE id IN (SELECT id FROM ostler.jobs WHERE status = 'queued' AND later = 2
+                 AND task IN (SELECT name FROM ostler.tasks WHERE gone = 0) LIMIT 1000 FOR UPDATE SKIP LOCKED)
+RETURNING queue, limit_key;
+
+-- name: unserved
+SELECT task, queue, count(*) AS n FROM ostler.jobs WHERE status = 'queued' AND later = 2 GROUP BY task, queue;
+
+-- name: schedules_gone
+DELETE FROM ostler.schedules WHERE name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'schedule');
+
+-- name: wish
+INSERT INTO ostler.wishes (node, verb, target, asked_at) VALUES (:node, :verb, :target, :now) RETURNING id;
+
+-- name: wishes
+SELECT id, verb, target FROM ostler.wishes WHERE node = :node AND done_at IS NULL ORDER BY id;
+
+-- name: wish_done
+UPDATE ostler.wishes SET done_at = :now, answer = :answer WHERE id = :id AND done_at IS NULL RETURNING id;
+
+-- name: wish_answer
+SELECT done_at, answer FROM ostler.wishes WHERE id = :id;
+
+-- name: forget_wishes
+DELETE FROM ostler.wishes WHERE asked_at < :before;
