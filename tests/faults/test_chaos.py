@@ -63,8 +63,8 @@ def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
 def each_done_once(connection: sqlite3.Connection, jobs: int) -> None:
     """All are done, with exactly one `done` in each timeline, as its last event, and timelines without gaps."""
     assert connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall() == [("done", jobs)]
-    assert connection.execute("SELECT count(*) FROM job_events WHERE name = 'done'").fetchone() == (jobs,)
-    last = "SELECT count(*) FROM jobs JOIN job_events e ON e.job = jobs.id AND e.seq = jobs.seq WHERE e.name = 'done'"
+    assert connection.execute("SELECT count(*) FROM timeline WHERE name = 'done'").fetchone() == (jobs,)
+    last = "SELECT count(*) FROM jobs JOIN timeline e ON e.job = jobs.id AND e.seq = jobs.seq WHERE e.name = 'done'"
     assert connection.execute(last).fetchone() == (jobs,)
-    gaps = "SELECT count(*) FROM jobs WHERE seq <> 1 + (SELECT count(*) FROM job_events WHERE job = jobs.id)"
+    gaps = "SELECT count(*) FROM jobs WHERE seq <> (SELECT count(*) FROM timeline WHERE job = jobs.id)"
     assert connection.execute(gaps).fetchone() == (0,)

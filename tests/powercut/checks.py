@@ -156,7 +156,7 @@ def _facts(db: sqlite3.Connection) -> Facts:
         return Facts(integrity, {}, {}, {}, frozenset(), 0)
     rows = db.execute("SELECT id, task, args, status, fence, seq, batch, result FROM jobs")
     jobs = {id_: Row(task, _parsed(args), *rest) for id_, task, args, *rest in rows}
-    timelines = db.execute("SELECT job, count(*), max(seq), sum(name = 'done') FROM job_events GROUP BY job")
+    timelines = db.execute("SELECT job, count(*), max(seq), sum(name = 'done') FROM timeline GROUP BY job")
     batches = db.execute("SELECT id, total, pending, callback IS NOT NULL, callback_job FROM batches")
     paused = db.execute("SELECT key FROM meta WHERE key LIKE 'pool_paused:%' AND value = 'true'")
     last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
@@ -184,8 +184,7 @@ def _lost_jobs(facts: Facts, promised: Promised) -> Iterator[str]:
 
 def _bad_states(facts: Facts) -> Iterator[str]:
     for job, row in facts.jobs.items():
-        events, last, dones = facts.timelines.get(job, (0, 1, 0))
-        events += 1  # the row itself is the first
+        events, last, dones = facts.timelines.get(job, (0, 0, 0))
         if row.status not in ("queued", "processing", *ENDED):
             yield f"job {job} is {row.status!r}"
         if not events == last == row.seq or dones != (row.status == "done"):

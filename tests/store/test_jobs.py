@@ -75,11 +75,84 @@ def test_state_and_timeline_are_one_transaction(store: Store) -> None:
     store.db._connection.execute(
         "CREATE TEMP TRIGGER no_events BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END"
     )
+    note = Note(job, c.fence, "said", 2600)
     with pytest.raises(sqlite3.IntegrityError):
-        store.jobs.turn(Turn("n", 2600, finishes=[done(c)]))
+        store.jobs.turn(Turn("n", 2600, notes=[note], finishes=[done(c)]))
     store.db._connection.execute("DROP TRIGGER no_events")
     assert store.jobs.get(job)["status"] == "processing"
     assert store.jobs.turn(Turn("n", 2600, finishes=[done(c)])).lost == []
+
+
+def stored_events(store: Store) -> int:
+    return int(store.db._connection.execute("SELECT count(*) FROM job_events").fetchone()[0])
+
+
+def test_a_plain_job_stores_no_events_and_its_row_tells_all_of_them(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    assert store.jobs.events(job)[1:] == [
+        {"seq": 2, "at": 2000, "name": "processing", "data": {"attempt": 1, "worker": "worker:q:0"}}
+    ]
+    store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+    assert [(e["seq"], e["at"], e["name"]) for e in store.jobs.events(job)] == [
+        (1, 1000, "created"),
+        (2, 2000, "processing"),
+        (3, 3000, "done"),
+    ]
+    assert stored_events(store) == 0
+
+
+def test_a_row_that_forgets_an_event_has_stored_it_before(store: Store) -> None:
+    (job,) = put(store)
+    (first,) = claim(store, now=2000)
+    back = Requeue(job, first.fence, "returned", 2500, refund=1)
+    store.jobs.turn(Turn("n", 2500, notes=[Note(job, first.fence, "said", 2400)], requeues=[back]))
+    (second,) = claim(store, now=3000)
+    store.jobs.turn(Turn("n", 4000, finishes=[done(second)]))
+    store.jobs.retry(job, 5000)
+    (third,) = claim(store, now=6000)
+    failed = Finish(job, third.fence, "failed", 6000, 6500, "failed", error='{"code": "E"}')
+    store.jobs.turn(Turn("n", 7000, finishes=[failed]))
+    store.jobs.retry(job, 8000)
+    store.jobs.cancel(job, 9000)
+    expected = [
+        (1, 1000, "created"),
+        (2, 2000, "processing"),
+        (3, 2400, "said"),
+        (4, 2500, "returned"),
+        (5, 3000, "processing"),
+        (6, 3000, "done"),
+        (7, 5000, "retried"),
+        (8, 6000, "processing"),
+        (9, 6500, "failed"),
+        (10, 8000, "retried"),
+        (11, 9000, "cancelled"),
+    ]
+    found = store.jobs.events(job)
+    assert [(e["seq"], e["at"], e["name"]) for e in found] == expected
+    assert [e["data"]["attempt"] for e in found if e["name"] == "processing"] == [1, 1, 2]
+    for limit in (1, 2, 3):
+        paged, after = [], 0
+        while after is not None:
+            page, after = store.jobs.event_page(job, after, limit)
+            assert len(page) <= limit
+            paged += page
+        assert paged == found
+        assert store.jobs.newest_events(job, limit) == found[-limit:]
+
+
+def test_an_event_that_is_stored_beside_its_row_counts_once(store: Store) -> None:
+    (job,) = put(store)
+    (c,) = claim(store)
+    store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+    told = store.jobs.events(job)
+    store.db._connection.execute(
+        "INSERT INTO job_events (job, seq, at, name, data) SELECT job, seq, at, name, data FROM timeline"
+    )
+    assert stored_events(store) == 3
+    assert store.jobs.events(job) == told
+    store.jobs.retry(job, 5000)
+    assert names(store, job) == ["created", "processing", "done", "retried"]
 
 
 def test_a_hold_is_a_write_and_only_the_current_claim_gets_one(store: Store) -> None:
@@ -351,5 +424,5 @@ def test_the_oldest_in_line_is_found_without_counting(store: Store) -> None:
 def test_a_reader_of_an_older_schema_says_what_to_do(tmp_path: Path) -> None:
     Store.open("", tmp_path).close()
     set_version(tmp_path, 2)
-    with pytest.raises(ConfigError, match="has schema 2, this ostler reads 3; start a node there once"):
+    with pytest.raises(ConfigError, match="has schema 2, this ostler reads 4; start a node there once"):
         Store.open("", tmp_path, read_only=True)

@@ -34,6 +34,24 @@ def test_an_older_store_upgrades_and_keeps_what_it_knows(tmp_path: Path) -> None
         }
 
 
+def test_no_event_of_an_older_store_is_told_twice_or_lost(tmp_path: Path) -> None:
+    folder = restored(tmp_path)
+    with sqlite3.connect(folder / "ostler.db") as old:
+        stored = old.execute("SELECT job, seq, at, name FROM job_events ORDER BY job, seq").fetchall()
+    with Store.open("", folder) as store:
+        told = [
+            (job, e["seq"], e["at"], e["name"])
+            for job in sorted({row[0] for row in stored})
+            for e in store.jobs.events(job)
+        ]
+        assert told == stored
+        back = store.jobs.recover("before", 1_790_000_001_000, "gone")
+        for job in back:
+            names = [e["name"] for e in store.jobs.events(job)]
+            assert names[-2:] == ["processing", "requeued:stale"]
+            assert names.count("processing") == [row[3] for row in stored if row[0] == job].count("processing")
+
+
 def test_a_node_finishes_everything_in_an_older_store(make_node, tmp_path: Path) -> None:
     folder = restored(tmp_path / "old")
     flags = ("--pool", "work=2", "--pool", "keys=2", "--pool", "slow=1", "--pool", "narrow=1")

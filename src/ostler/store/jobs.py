@@ -93,7 +93,7 @@ class JobRecords(JobReading):
             self._note(turn.notes, timeline)
             self._finish(turn.finishes, turn.now, timeline, lost, counts)
             self._requeue(turn.requeues, turn.now, timeline, lost, counts)
-            claims, dues, missed = self._claim(turn, timeline, counts) if turn.wants else ([], [], 0)
+            claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
             self._timeline(timeline)
             self._tallies.add(counts, turn.now)
             dues.append(self._db.run("next_due")[0]["due"])
@@ -132,8 +132,9 @@ class JobRecords(JobReading):
             id_, seq, queue, status, of_batch, following, chain, *_ = row  # in the statement's order
             done = by_id.pop(id_)
             ended.append((queue, status))
-            timeline.append((id_, seq, done.finished_at, done.event, done.data))
-            if status == JobStatus.DONE:
+            if status != JobStatus.DONE:  # that the row tells by itself
+                timeline.append((id_, seq, done.finished_at, done.event, done.data))
+            else:
                 runs.setdefault(queue, []).append(max(0, done.finished_at - done.started_at))
             if done.crash:
                 _count(counts, queue, "crashed")
@@ -161,6 +162,7 @@ class JobRecords(JobReading):
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
         limited: set[limits.Key] = set()
         moved: Counter[tuple[str, str]] = Counter()
+        self._db.run("keep_events", ids=json.dumps([*by_id]))
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
             back = by_id.pop(row["id"])
             moved[row["queue"], _PROCESSING] -= 1
@@ -180,7 +182,7 @@ class JobRecords(JobReading):
         self._moved(moved)
         limits.put_heads(self._db, limited)
 
-    def _claim(self, turn: Turn, timeline: list[_EVENT], counts: Counts) -> tuple[list[Claim], list[int | None], int]:
+    def _claim(self, turn: Turn, counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
         promoted = self._db.run("promote", now=turn.now)
         limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
@@ -208,17 +210,8 @@ class JobRecords(JobReading):
         if not claims:
             self._moved(moved)
             return claims, dues, 0
-        by_id = {c.id: c for c in claims}
-        held: set[int] = set()
-        names = {worker: json.dumps(worker) for worker in {c.worker for c in claims}}
-        for row in self._db.run(
-            "claim", batch=json.dumps([[c.id, c.worker] for c in claims]), node=turn.node, now=turn.now
-        ):
-            id_, seq = row
-            claim = by_id[id_]
-            held.add(id_)
-            data = f'{{"attempt":{claim.attempt},"worker":{names[claim.worker]}}}'
-            timeline.append((id_, seq, turn.now, "processing", data))
+        batch = json.dumps([[c.id, c.worker] for c in claims])
+        held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
         limits.put_heads(self._db, keys.picked)
         taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():
@@ -299,6 +292,7 @@ class JobRecords(JobReading):
                 if row["job"] != job:
                     raise Conflict(f"job {job} cannot be retried: job {row['job']} holds its unique key")
             self._db.run("unique_set", key=found["unique_key"], job=job, until=None)
+        self._db.run("keep_events", ids=json.dumps([job]))
         for row in self._db.run("retry", id=job):
             self._db.ring({row["queue"]})
             self._timeline([(job, row["seq"], now, "retried", None)])

@@ -50,13 +50,15 @@ UPDATE jobs SET behind = 0
                        ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1) FROM json_each(:batch) AS k);
 
 -- name: claim
+-- The row is also the claim's event `processing`.
 UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
-       worker = c.worker, started_at = :now, progress = NULL, stage = NULL
+       worker = c.worker, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS worker FROM json_each(:batch)) AS c
  WHERE jobs.id = c.id AND jobs.status = 'queued'
-RETURNING jobs.id, jobs.seq;
+RETURNING jobs.id;
 
 -- name: finish
+-- A row that is done is also the event `done`.
 UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_at = f.started_at, finished_at = f.finished_at,
        progress = coalesce(f.progress, jobs.progress), crashes = crashes + f.crash, seq = seq + 1, cancel = 0
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS status,
@@ -78,7 +80,7 @@ UPDATE jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queued' END
        error = CASE WHEN cancel = 1 THEN json_object('code', 'CANCELLED', 'message', 'cancelled; its run had ended already')
                     ELSE coalesce(r.error, jobs.error) END,
        position = CASE WHEN r.last = 1 THEN (SELECT max(id) FROM jobs) + 1 ELSE jobs.position END,
-       node = NULL, worker = NULL, started_at = NULL, cancel = 0, seq = seq + 1
+       node = NULL, worker = NULL, started_at = NULL, claimed_at = NULL, claim_seq = NULL, cancel = 0, seq = seq + 1
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS run_at,
                json_extract(value, '$[3]') AS refund, json_extract(value, '$[4]') AS crash,
                json_extract(value, '$[5]') AS excused, json_extract(value, '$[6]') AS error,
@@ -137,24 +139,28 @@ UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processin
 -- name: retry
 -- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
 UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, wait_ms = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
-       position = NULL, behind = limit_key IS NOT NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, finished_at = NULL, seq = seq + 1
+       position = NULL, behind = limit_key IS NOT NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, claimed_at = NULL, claim_seq = NULL,
+       finished_at = NULL, seq = seq + 1
  WHERE id = :id AND status IN ('failed', 'cancelled', 'done') RETURNING id, seq, queue, batch, limit_key;
 
 -- name: job
 SELECT * FROM jobs WHERE id = :id;
 
+-- name: keep_events
+-- What the rows of these jobs alone tell is stored, before they forget it. Twice is the same as once.
+INSERT INTO job_events (job, seq, at, name, data)
+SELECT id, claim_seq, claimed_at, 'processing', json_object('attempt', attempt, 'worker', worker) FROM jobs
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND claim_seq IS NOT NULL
+ UNION ALL
+SELECT id, seq, finished_at, 'done', NULL FROM jobs
+ WHERE id IN (SELECT value FROM json_each(:ids)) AND status = 'done'
+ON CONFLICT DO NOTHING;
+
 -- name: events_after
--- A job's row is its first event; rows from before schema 3 have a stored one beside it.
-SELECT seq, at, name, data FROM (
-  SELECT * FROM (SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq > max(:edge, 1) ORDER BY seq LIMIT :limit)
-  UNION ALL SELECT 1, created_at, 'created', NULL FROM jobs WHERE id = :id AND :edge < 1)
- ORDER BY seq LIMIT :limit;
+SELECT seq, at, name, data FROM timeline WHERE job = :id AND seq > :edge ORDER BY seq LIMIT :limit;
 
 -- name: events_before
-SELECT seq, at, name, data FROM (
-  SELECT * FROM (SELECT seq, at, name, data FROM job_events WHERE job = :id AND seq < :edge AND seq > 1 ORDER BY seq DESC LIMIT :limit)
-  UNION ALL SELECT 1, created_at, 'created', NULL FROM jobs WHERE id = :id AND :edge > 1)
- ORDER BY seq DESC LIMIT :limit;
+SELECT seq, at, name, data FROM timeline WHERE job = :id AND seq < :edge ORDER BY seq DESC LIMIT :limit;
 
 -- name: short_jobs
 -- Jobs as listings and the live state show them: large values are cut off here, not carried about. What is taken out of JSON
