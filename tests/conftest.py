@@ -10,9 +10,11 @@ from tests.harness import APP, Node
 from tests.servers import Server, open_server
 
 
-@pytest.fixture
-def store(tmp_path: Path):
-    with Store.open("", tmp_path, durable=False) as opened:
+@pytest.fixture(params=["sqlite", "postgres"])
+def store(request: pytest.FixtureRequest, tmp_path: Path):
+    """An empty store, once on each database: what a test says of it holds for both."""
+    url = "" if request.param == "sqlite" else request.getfixturevalue("database")
+    with Store.open(url, tmp_path, durable=False) as opened:
         yield opened
 
 

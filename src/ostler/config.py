@@ -53,7 +53,10 @@ class Settings:
     """One node's settings. Durations are seconds."""
 
     name: str = _setting("", "the node's name; empty: the host's name")
-    store: str = _setting("", "where the records are: empty for SQLite in the data directory, or sqlite:///path")
+    store: str = _setting(
+        "",
+        "where the records are: empty for SQLite in the data directory, sqlite:///path, or postgresql://user@host/database",
+    )
     data: str = _setting(".ostler", "the data directory: database, logs, lock, doorbell")
     host: str = _setting("127.0.0.1", "the address to listen on; any but loopback needs a token")
     port: int = _setting(8356, "the port to listen on; 0 takes any free one")
@@ -70,6 +73,10 @@ class Settings:
         "",
         "names under which a reverse proxy serves the node, comma-separated (jobs.example.org); then everybody sends the token",
     )
+    advertise: str = _setting(
+        "",
+        "the URL by which other nodes reach this one (http://10.0.0.7:8356); empty: made of host and port, or nothing on loopback",
+    )
     log_level: str = _setting("info", "debug, info, warning or error")
 
     workers: int = _setting(2, "workers of a pool that names no number of its own")
@@ -78,6 +85,10 @@ class Settings:
     )
     stale_after: float = _setting(
         30.0, "seconds without a heartbeat after which a worker counts as hung and is killed; at least 3 heartbeats"
+    )
+    node_lease: float = _setting(
+        30.0,
+        "a node whose heartbeat is older than this is declared dead by any other, and its jobs are requeued; at least 3 heartbeats",
     )
     startup_deadline: float = _setting(60.0, "a worker that is not ready by then is killed; that counts as a crash")
     stop_grace: float = _setting(10.0, "what running work gets when a worker or the node is stopped, before SIGTERM")
@@ -310,6 +321,7 @@ def check(settings: Settings) -> None:
         if getattr(settings, key) < 1:
             raise ConfigError(f"{key} must be at least 1, found {getattr(settings, key)}")
     _check_stale("stale_after", settings.stale_after, settings.heartbeat_interval)
+    _check_stale("node_lease", settings.node_lease, settings.heartbeat_interval)
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, found {settings.port}")
     if settings.max_payload > 16 * 1024 * 1024:

@@ -77,6 +77,13 @@ class Recovered:
 
 
 @dataclass(frozen=True, slots=True)
+class NodeDeclaredDead:
+    """Another node declared this one dead."""
+
+    node: str
+
+
+@dataclass(frozen=True, slots=True)
 class Beats:
     """The node wrote the beats of so many workers."""
 
@@ -115,6 +122,7 @@ Event = (
     ClaimMissed
     | Recovered
     | Beats
+    | NodeDeclaredDead
     | Backpressure
     | WorkerMoved
     | PoolPaused

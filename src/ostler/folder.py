@@ -7,6 +7,7 @@ import fcntl
 import json
 import os
 import resource
+import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -59,6 +60,18 @@ def prepare(settings: Settings) -> None:
         raise ConfigError(
             f"the data directory {settings.data_dir} cannot be used: {error.strerror}; name another with --data"
         ) from error
+
+
+def identity(folder: Path) -> str:
+    """What this data directory is called in the store. Whoever holds its lock knows that no other node of it lives."""
+    path = folder / "home"
+    with contextlib.suppress(OSError):
+        if found := path.read_text(encoding="ascii").strip():
+            return found
+    made = secrets.token_hex(8)
+    with private.open(path, "w", encoding="ascii") as file:
+        file.write(f"{made}\n")
+    return made
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import os
 import secrets
 import signal
 import socket
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import ostler
 from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.check import check_app
@@ -24,8 +26,9 @@ from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
 from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
-from ostler.lifecycle import predecessor, probe
+from ostler.lifecycle import family, predecessor, probe
 from ostler.lifecycle.control import Control
+from ostler.lifecycle.membership import Membership, Neighbours
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
@@ -36,13 +39,15 @@ from ostler.live.tails import Tails
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
 from ostler.store import Store, home, now_ms
-from ostler.store.doorbell import Doorbell
+from ostler.store.bell import listener
+from ostler.store.identity import new_id
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
+from ostler.store.nodes import NodeRow
 from ostler.web.app import build
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
-from ostler.web.server import Server, listen, url_of
+from ostler.web.server import Server, advertised, listen, url_of
 
 log = logging.getLogger("ostler")
 
@@ -98,6 +103,7 @@ class Node:
         with folders.lock(folder, settings.group), listen(settings.host, settings.port) as web_socket:
             self.url = url_of(settings.host, web_socket)
             folders.prepare(settings)
+            self._member = self._membership(folder)
             recovered = self._open_store()
             parts = self._build(folder, web_socket, recovered)
             self._force = parts.supervisor.force
@@ -138,15 +144,35 @@ class Node:
         """Bring the store up to date with the app; returns the jobs that dead nodes had left."""
         with self._open(durable=True) as store:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
-            store.jobs.declare(
-                (
-                    {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
-                    for t in self.app.tasks.values()
-                ),
-                now_ms(),
-            )
-            store.jobs.flows.declare_schedules(self._schedules())
-            return predecessor.recover(store)
+            back = predecessor.recover(store, self._member.row)
+            store.nodes.register(self._member.row)
+            self._declare(store)
+            return back
+
+    def _declare(self, store: Store) -> None:
+        tasks = (
+            {**t.row, "parameters": json.dumps(t.parameters), "policy": json.dumps(t.row["policy"])}
+            for t in self.app.tasks.values()
+        )
+        store.nodes.declare(self._member.id, tasks, self._schedules())
+
+    def _membership(self, folder: Path) -> Membership:
+        """Who this node is. Its id holds for this start, its name is for people."""
+        settings, pid = self.settings, os.getpid()
+        row = NodeRow(
+            id=new_id(settings.node),
+            name=settings.node,
+            lease_ms=int(settings.node_lease * 1000),
+            host=socket.gethostname(),
+            home=folders.identity(folder),
+            boot_id=family.boot_id(),
+            pid=pid,
+            pid_start=family.start_time(pid),
+            token=secrets.token_hex(8),
+            url=advertised(settings, self.url),
+            version=ostler.__version__,
+        )
+        return Membership(settings, row)
 
     def _build(self, folder: Path, web_socket: socket.socket, recovered: list[int]) -> _Parts:
         settings = self.settings
@@ -159,12 +185,25 @@ class Node:
         if recovered:
             bus.send(Recovered(len(recovered), "stale"))
         limits = {q: QueueLimit(at_once, rate, max(1.0, rate or 1.0)) for q, (at_once, rate) in self.app.queues.items()}
-        dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, limits, self._watermarks())
-        supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher))
+        member = self._member
+        tasks = frozenset(self.app.tasks)
+        dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
+        supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member)
         dispatcher.supervisor = supervisor
+        neighbours = Neighbours(
+            settings,
+            member,
+            lanes.upkeep,
+            bus,
+            supervisor,
+            forget=dispatcher.forget,
+            declare=self._declare,
+            requeued=dispatcher.ring,
+        )
+        dispatcher.lost = supervisor.lost = neighbours.lose
         poll = Poll(settings, lanes.glance, supervisor, dispatcher)
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
-        upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, self._recover, self._origin)
+        upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
         watch = Watch(
             settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
@@ -189,8 +228,9 @@ class Node:
             tails=tails,
         )
         web = Server(build(context, self.app.routes), web_socket)
-        bell = _Bell(folder, dispatcher.ring)
-        order: list[Part] = [lanes, incidents, dispatcher, supervisor, poll, bell, upkeep, web, watch, tails]
+        bell = listener(settings.store, folder, dispatcher.ring)
+        order: list[Part]
+        order = [lanes, incidents, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:
@@ -214,10 +254,6 @@ class Node:
 
     def _open(self, **how: Any) -> Store:
         return Store.open(self.settings.store, self.settings.data_dir, **how)
-
-    def _recover(self, store: Store) -> list[int]:
-        """What other nodes, dead by now, have left: every node looks, the first one to see it acts."""
-        return predecessor.recover(store, self.settings.stale_after, self.settings.node)
 
     def _queues(self) -> list[str]:
         return sorted({task.queue for task in self.app.tasks.values()})
@@ -275,24 +311,6 @@ class Node:
             recycle=RecycleLimits(pool.recycle_count, pool.recycle_age, pool.recycle_rss_mb, pool.recycle_warm),
             tenant=tenant,
         )
-
-
-class _Bell:
-    """The doorbell as a part of the node: a ring wakes the dispatcher."""
-
-    def __init__(self, folder: Path, wake: Callable[[], None]) -> None:
-        self._folder, self._wake = folder, wake
-        self._bell: Doorbell | None = None
-
-    async def start(self) -> None:
-        self._bell = Doorbell(self._folder)
-        asyncio.get_running_loop().add_reader(self._bell.fileno(), self._bell.answer, self._wake)
-
-    async def stop(self) -> None:
-        bell, self._bell = self._bell, None
-        if bell:
-            asyncio.get_running_loop().remove_reader(bell.fileno())
-            bell.close()
 
 
 def serve(settings: Settings, app: Ostler, target: str) -> None:

@@ -34,6 +34,7 @@ from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
 from ostler.store.limits import QueueLimit
+from ostler.store.nodes import NodeRow
 from ostler.store.rows import Claim, Finish, Note, Requeue, Turn
 
 _NODE, _WORKER = "bench", "worker:bench:0"
@@ -86,7 +87,8 @@ class Bench:
             }
             for n, (s, z, step) in self.app.schedules.items()
         ]
-        self.store.jobs.flows.declare_schedules(schedules)
+        self.store.nodes.register(NodeRow(_NODE, _NODE, lease_ms=10**12))
+        self.store.nodes.declare(_NODE, [], schedules)
         return self
 
     def __exit__(
@@ -122,7 +124,7 @@ class Bench:
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
         self.now += seconds
-        self.store.jobs.flows.fire(self._ms(), schedule.following)
+        self.store.jobs.flows.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
         """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""

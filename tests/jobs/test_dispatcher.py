@@ -18,6 +18,8 @@ from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.restart import History, Limits
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Exit, Left, Pool, PoolSpec, Slot, Worker
+from ostler.lifecycle.membership import Membership
+from ostler.store.nodes import NodeRow
 from ostler.store import Store, now_ms
 from ostler.store.rows import NewJob
 
@@ -80,7 +82,10 @@ class Fake(Worker):
 class Desk:
     def __init__(self, store: Store) -> None:
         self.store, self.boss = store, Boss()
-        self.dispatcher = Dispatcher(Settings(name="n"), Line(store), Line(store), Bus())
+        settings = Settings(name="n")
+        member = Membership(settings, NodeRow("n", "n", 30_000))
+        store.nodes.register(member.row)
+        self.dispatcher = Dispatcher(settings, Line(store), Line(store), Bus(), member)
         self.dispatcher.supervisor = self.boss
 
     def put(self, count: int = 1, **more) -> list[int]:

@@ -10,6 +10,7 @@ import pytest
 
 from ostler.errors import ConfigError, Conflict
 from ostler.jobs import schedule
+from ostler.store.nodes import NodeRow
 from ostler.store import Store
 from ostler.store.flows import step_of
 from ostler.store.limits import QueueLimit
@@ -165,6 +166,12 @@ def test_cancelled_jobs_count_for_their_batch_and_an_empty_batch_has_ended(store
 MINUTE = 60_000
 
 
+def declared(store: Store, schedules: list[dict]) -> None:
+    if not store.db.run("node", id="n"):
+        store.nodes.register(NodeRow("n", "n", 30_000))
+    store.nodes.declare("n", [], schedules)
+
+
 def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
     row = {
         "name": "s",
@@ -173,16 +180,16 @@ def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
         "step": step_of(job(task="tick")),
         "next_at": schedule.following(spec, "UTC", now),
     }
-    store.jobs.flows.declare_schedules([row])
+    declared(store, [row])
 
 
 def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, tmp_path: Path) -> None:
     declare(store)
-    assert store.jobs.flows.fire(5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
+    assert store.jobs.flows.fire("n", 5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
     with Store.open("", tmp_path, durable=False) as other:
         fired = [
-            store.jobs.flows.fire(5 * MINUTE, schedule.following),
-            other.jobs.flows.fire(5 * MINUTE, schedule.following),
+            store.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
+            other.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
         ]
     assert [len(jobs) for jobs, _ in fired] == [1, 0]
     assert fired[0][1] == 10 * MINUTE
@@ -190,7 +197,7 @@ def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, tmp_path: 
 
 def test_after_a_long_stop_a_schedule_fires_once_not_a_hundred_times(store: Store) -> None:
     declare(store)
-    jobs, due = store.jobs.flows.fire(1000 * MINUTE + 1, schedule.following)
+    jobs, due = store.jobs.flows.fire("n", 1000 * MINUTE + 1, schedule.following)
     assert (len(jobs), due) == (1, 1005 * MINUTE)
 
 
@@ -200,7 +207,7 @@ def test_declaring_again_keeps_the_next_time_unless_the_schedule_changed(store: 
     assert store.jobs.flows.schedules()[0]["next_at"] == 5 * MINUTE
     declare(store, "0 * * * *")
     assert store.jobs.flows.schedules()[0]["next_at"] == 60 * MINUTE
-    store.jobs.flows.declare_schedules([])
+    declared(store, [])
     assert store.jobs.flows.schedules() == []
 
 
@@ -253,8 +260,8 @@ def test_a_key_is_counted_over_all_queues_of_a_turn(store: Store) -> None:
 
 def test_schedules_and_batches_heed_unique_keys(store: Store) -> None:
     row = {"name": "s", "spec": "* * * * *", "zone": "UTC", "step": step_of(job(unique_key="k")), "next_at": MINUTE}
-    store.jobs.flows.declare_schedules([row])
-    fired = [len(store.jobs.flows.fire(n * MINUTE, schedule.following)[0]) for n in (1, 2, 3)]
+    declared(store, [row])
+    fired = [len(store.jobs.flows.fire("n", n * MINUTE, schedule.following)[0]) for n in (1, 2, 3)]
     assert fired == [1, 0, 0]
     batch, ids = store.jobs.flows.batch([job(unique_key="k"), job(unique_key="new"), job(unique_key="new")], None, 1)
     assert ids == [1, 2, 2]
@@ -295,8 +302,8 @@ def test_a_clock_that_was_wrong_stops_neither_rates_nor_schedules(store: Store) 
     assert len(claim(store, 20, now=1_000_000, q=limit).claims) == 0
     assert len(claim(store, 20, now=1_001_000, q=limit).claims) == 10
     declare(store)
-    store.jobs.flows.fire(100_000 * MINUTE, schedule.following)
-    store.jobs.flows.fire(7 * MINUTE, schedule.following)
+    store.jobs.flows.fire("n", 100_000 * MINUTE, schedule.following)
+    store.jobs.flows.fire("n", 7 * MINUTE, schedule.following)
     assert store.jobs.flows.schedules()[0]["next_at"] == 10 * MINUTE
 
 

@@ -10,6 +10,8 @@ import pytest
 from ostler.config import Settings
 from ostler.events import Bus
 from ostler.lifecycle.state import Status
+from ostler.lifecycle.membership import Membership
+from ostler.store.nodes import NodeRow
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import PoolSpec, Worker
 
@@ -22,7 +24,9 @@ class NoLane:
 
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Supervisor:
-    made = Supervisor(Settings(data=str(tmp_path)), NoLane(), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])])
+    settings = Settings(data=str(tmp_path))
+    member = Membership(settings, NodeRow("n", "n", 30_000))
+    made = Supervisor(settings, NoLane(), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])], member)
     made.stopping = True  # spawn nothing
     return made
 

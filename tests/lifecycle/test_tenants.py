@@ -14,6 +14,8 @@ from ostler.events import Bus, PoolPaused
 from ostler.jobs.backpressure import Pressure
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.state import Status
+from ostler.lifecycle.membership import Membership
+from ostler.store.nodes import NodeRow
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Doing, Exit, Left, Nothing, PoolSpec, Slot, Worker
 from ostler.live.condition import condition
@@ -76,7 +78,11 @@ class Stage:
         spec = PoolSpec(
             **{f: getattr(spec, f) for f in PoolSpec.__slots__} | {"tenant": self.tenant, "on_demand": True}
         )
-        self.supervisor = Supervisor(self.settings, *self.lanes, self.bus, [spec])
+        member = Membership(self.settings, NodeRow("n1", "n1", 30_000))
+        with Store.open("", folder) as store:
+            if not store.db.run("node", id="n1"):
+                store.nodes.register(member.row)
+        self.supervisor = Supervisor(self.settings, *self.lanes, self.bus, [spec], member)
 
     async def until(self, found: Callable[[], Any], what: str) -> Any:
         deadline = time.monotonic() + 60
@@ -244,8 +250,7 @@ def test_heartbeats_are_written_again_after_a_write_that_failed_for_another_reas
         broken = {"left": 2}
 
         async def written() -> int:
-            row = await lane.call(lambda store: store.health.get_node("n1"))
-            return row["last_heartbeat"]
+            return (await lane.call(lambda store: store.nodes.all()))[0]["beat_at"]
 
         def break_once(store: Store) -> None:
             good = store.health.update_heartbeats

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ostler.store import Store
 from ostler.store.rows import ExitRow
-from ostler.store.sweep import recover_dead_nodes
 
 NODE, W = "n", "worker:tag:0"
 
@@ -130,39 +129,9 @@ def test_all_beats_are_one_statement(store: Store) -> None:
     assert all((r["last_heartbeat"], r["rss_mb"]) == (5000, 10.0) for r in rows)
 
 
-def test_the_nodes_own_row_is_apart_from_the_workers(store: Store) -> None:
-    start(store)
-    store.health.register(NODE, "node", None, 1)
-    store.health.mark_starting(NODE, "node", 1, 1, 1, 1)
-    assert [w["component"] for w in store.health.get_all_workers()] == [W]
-    assert store.health.get_node(NODE)["component"] == "node"
-    store.health.remove(NODE, W)
-    assert store.health.get_all_workers() == []
-    assert store.health.get_node(NODE) is not None
-
-
 def test_flags_default_to_enabled(store: Store) -> None:
     assert store.meta.pauses() == (True, frozenset())
     store.meta.set("worker_enabled", "false")
     store.meta.set("pool_paused:tag", "true")
     store.meta.set("pool_paused:x", "false")
     assert store.meta.pauses() == (False, frozenset({"tag"}))
-
-
-def test_a_dead_node_is_recovered_and_a_live_one_is_left_alone(store: Store) -> None:
-    start(store)
-    store.health.mark(NODE, W, 1, "healthy", 1)
-    for node in (NODE, "alive"):
-        store.health.register(node, "node", None, 1)
-        store.health.mark_starting(node, "node", 1, 1, 1, 1)
-    ended = []
-
-    def end(node, workers) -> int:
-        ended.append((node["node"], [w["component"] for w in workers]))
-        return 0
-
-    recover_dead_nodes(store, 5, lambda row: row["node"] == "alive", end)
-    recover_dead_nodes(store, 6, lambda row: row["node"] == "alive", end)
-    assert ended == [(NODE, [W])]
-    assert store.health.get_component(NODE, W)["exit_reason"] == "node-died"
-    assert store.health.get_node("alive")["status"] == "starting"

@@ -166,7 +166,9 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
-    return explain(opened, job, now_ms(), stale_after=-1)  # none runs here: no heartbeat counts, however young
+    return explain(
+        opened, job, now_ms(), nobody=not opened.db.shared
+    )  # none runs here: no heartbeat counts, however young
 
 
 def _detail(job: dict[str, Any]) -> None:

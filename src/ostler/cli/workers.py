@@ -91,8 +91,8 @@ def health(known: Settings, json_: bool) -> None:
     """Is everything well? Exit code 0 when healthy, 1 when degraded, error or down."""
     if client.node_url(known) is None:
         with client.open_store(known) as opened:
-            nodes = opened.health.get_nodes()
-        last = show.ago(nodes[0]["last_heartbeat"]) if nodes else "never"
+            nodes = opened.nodes.all()
+        last = show.ago(max(n["beat_at"] for n in nodes)) if nodes else "never"
         if json_:
             show.as_json({"status": "down", "errors": ["no node is running"], "nodes": [], "workers": {}})
         else:

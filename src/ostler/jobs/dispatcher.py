@@ -16,11 +16,12 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from ostler.config import Settings
-from ostler.errors import StoreBusy
+from ostler.errors import NodeLost, StoreBusy, StoreGone
 from ostler.events import Bus, JobEnded, JobsTouched, Printed, RunsDone
 from ostler.jobs import verdict
 from ostler.jobs.backpressure import Pressure
@@ -30,6 +31,7 @@ from ostler.jobs.outbox import Outbox
 from ostler.jobs.seat import Durations, Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
+from ostler.lifecycle.membership import Membership
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Worker
@@ -56,17 +58,21 @@ class Dispatcher:
         turns: Lane,
         intake: Lane,
         bus: Bus,
+        member: Membership,
+        tasks: frozenset[str] | None = None,
         limits: Mapping[str, QueueLimit] | None = None,
         watermarks: Mapping[str, int] | None = None,
     ) -> None:
-        self._intake, self._bus = intake, bus
+        self._intake, self._bus, self._member = intake, bus, member
         self._policy = Policy(
             settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter, settings.crash_delay
         )
         self._seats: dict[Worker, Seat] = {}
         self._by_component: dict[str, Seat] = {}
+        self.lost: Callable[[str], None] = lambda _: None
+        """Told when the store says that this node was declared dead; set once, by the runtime."""
         self._durations = Durations()
-        self._outbox = Outbox(settings.node, turns, bus)
+        self._outbox = Outbox(member, tasks, turns, bus)
         self._done: list[tuple[str, str, float]] = []  # what the bus is told with the next turn
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
@@ -112,7 +118,7 @@ class Dispatcher:
         if self._due:
             self._due.cancel()
         turn = self._collect(claim=False)
-        if turn:
+        if turn and not self._member.lost:
             try:
                 await self._outbox.write(turn, patience=_LAST_TURN)
             except Exception as error:  # noqa: BLE001
@@ -143,11 +149,16 @@ class Dispatcher:
                 self._bell.set()
 
     async def _once(self) -> None:
+        if self._member.lost:
+            return
         turn = self._collect(claim=not self._closing)
         if turn is None:
             return
         try:
             taken = await self._outbox.write(turn)
+        except NodeLost:
+            self.lost(turn.node)
+            return
         except StoreBusy:
             self._outbox.put_back(turn)
             raise
@@ -157,9 +168,25 @@ class Dispatcher:
             await asyncio.sleep(1.0)  # whatever it is, it must not make the node spin
             self._bell.set()
             return
-        self._deliver(taken)
+        if turn.node != self._member.id or self._member.lost:
+            return  # declared dead while it was written: what it claimed is requeued by others
+        self._deliver(self._unknown(taken) if taken.replayed else taken)
+        if taken.again:
+            self._bell.set()
         if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
             self._bell.set()  # there may be more than was asked for
+
+    def _unknown(self, taken: Taken) -> Taken:
+        """Of all that the node holds, what nobody here has in hand: its turn was committed, and the answer was lost."""
+        known = {(claim.id, claim.fence) for seat in self._seats.values() for claim in seat.jobs}
+        return replace(taken, claims=[c for c in taken.claims if (c.id, c.fence) not in known])
+
+    def forget(self) -> None:
+        """This node was declared dead: its claims are no longer its own."""
+        self._outbox.forget()
+        self._done = []
+        for seat in self._seats.values():
+            seat.jobs.clear()
 
     def _unhurried(self) -> bool:
         """Whether all workers have so much in hand that the next turn may gather a larger batch first."""
@@ -290,11 +317,28 @@ class Dispatcher:
     async def _answer(self, worker: Worker, job: int, fence: int) -> None:
         """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
         try:
-            holds = await self._intake.call(lambda store: store.jobs.hold(job, fence), patience=30.0)
+            holds = await self._held(worker, job, fence)
         except Exception as error:  # noqa: BLE001
             log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
             holds = False
         worker.send("held", job, fence, holds)
+
+    async def _held(self, worker: Worker, job: int, fence: int) -> bool:
+        """It waits as long as the store is away: only the job's own deadline ends that."""
+        while True:
+            try:
+                return await self._intake.call(lambda store: store.jobs.hold(job, fence), patience=30.0)
+            except StoreGone:
+                raise
+            except StoreBusy:
+                seat = self._seats.get(worker)
+                if (
+                    self._closing
+                    or seat is None
+                    or not seat.jobs
+                    or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence)
+                ):
+                    raise
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         """The worker died: the job that it was running bears it, those behind it go back as they were."""

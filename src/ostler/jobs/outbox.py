@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 from ostler.events import Bus, ClaimLost, ClaimMissed, JobsTouched
 from ostler.jobs import verdict
+from ostler.lifecycle.membership import Membership
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
@@ -19,8 +21,9 @@ log = logging.getLogger("ostler.jobs")
 class Outbox:
     """Ends and notes of running jobs on their way to the store. Nothing leaves it before the store has it."""
 
-    def __init__(self, node: str, lane: Lane, bus: Bus) -> None:
-        self._node, self._lane, self._bus = node, lane, bus
+    def __init__(self, member: Membership, tasks: frozenset[str] | None, lane: Lane, bus: Bus) -> None:
+        self._member, self._tasks, self._lane, self._bus = member, tasks, lane, bus
+        self._turns = 0
         self._finishes: list[Finish] = []
         self._requeues: list[Requeue] = []
         self._notes: list[Note] = []
@@ -40,9 +43,25 @@ class Outbox:
         """The next turn: all that is here, and these wants. None when there is nothing to do."""
         if not (wants or self._finishes or self._requeues or self._notes):
             return None
-        turn = Turn(self._node, now_ms(), self._notes, self._finishes, self._requeues, wants, limits)
+        turn = self._turn(self._notes, self._finishes, self._requeues, wants, limits)
         self._notes, self._finishes, self._requeues = [], [], []
         return turn
+
+    def _turn(
+        self,
+        notes: list[Note],
+        finishes: list[Finish],
+        requeues: list[Requeue],
+        wants: dict[str, list[str]] | None = None,
+        limits: Mapping[str, QueueLimit] | None = None,
+    ) -> Turn:
+        self._turns += 1
+        node, number, tasks = self._member.id, self._turns, self._tasks
+        return Turn(node, now_ms(), notes, finishes, requeues, wants or {}, limits or {}, number, tasks)
+
+    def forget(self) -> None:
+        """Drop everything: it belongs to claims that are no longer ours."""
+        self._notes, self._finishes, self._requeues = [], [], []
 
     def put_back(self, turn: Turn) -> None:
         """The store did not take the turn."""
@@ -52,7 +71,7 @@ class Outbox:
 
     async def write(self, turn: Turn, patience: float | None = None) -> Taken:
         """Have the store take the turn, and tell what came of it."""
-        taken = await self._lane.call(lambda store: store.jobs.turn(turn), patience=patience)
+        taken = await self._lane.call(lambda store: store.jobs.turn(replace(turn, now=store.now())), patience=patience)
         if taken.missed:
             self._bus.send(ClaimMissed(taken.missed))
         for job in taken.lost:
@@ -67,15 +86,15 @@ class Outbox:
         """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so."""
         for note in turn.notes:
             with contextlib.suppress(Exception):  # logged with the turn; a timeline can do without it
-                await self.write(Turn(turn.node, turn.now, notes=[note]))
-        alone = [(f.id, f.fence, Turn(turn.node, turn.now, finishes=[f])) for f in turn.finishes]
-        alone += [(r.id, r.fence, Turn(turn.node, turn.now, requeues=[r])) for r in turn.requeues]
-        for job, fence, one in alone:
+                await self.write(self._turn([note], [], []))
+        alone: list[tuple[int, int, list[Finish], list[Requeue]]]
+        alone = [(f.id, f.fence, [f], []) for f in turn.finishes] + [(r.id, r.fence, [], [r]) for r in turn.requeues]
+        for job, fence, finishes, requeues in alone:
             try:
-                await self.write(one)
+                await self.write(self._turn([], finishes, requeues))
             except Exception as error:
                 log.exception("job %d: the end of its run could not be stored", job)
                 what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
                 failed = Finish(job, fence, "failed", turn.now, turn.now, "failed", error=what)
                 with contextlib.suppress(Exception):  # then it stays claimed, and the next start requeues it
-                    await self.write(Turn(turn.node, turn.now, finishes=[failed]))
+                    await self.write(self._turn([], [failed], []))

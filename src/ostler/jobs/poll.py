@@ -61,7 +61,7 @@ class Poll:
     async def look(self) -> None:
         """Read what other processes may have changed, and act on it."""
         queues = self._dispatcher.idle_queues()
-        node, since = self._settings.node, now_ms() - int(self._settings.stale_after * 1000)
+        node, since = self._supervisor.member.id, now_ms() - int(self._settings.node_lease * 1000)
 
         def read(store: Store) -> _Seen:
             return _Seen(

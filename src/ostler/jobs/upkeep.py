@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Bus, Recovered
+from ostler.events import Bus
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
@@ -43,11 +43,11 @@ class Upkeep:
         intake: Lane,
         bus: Bus,
         fired: Callable[[], None],
-        recover: Callable[[Store], list[int]],
+        node: Callable[[], str],
         origin: str = "",
     ) -> None:
         self._settings, self._lane, self._intake, self._bus = settings, lane, intake, bus
-        self._fired, self._recover = fired, recover
+        self._fired, self._node = fired, node
         self._logs = JobLogs(settings.data_dir)
         self._origin = origin
         self._most = 100  # jobs that the next step of a purge deletes
@@ -70,7 +70,7 @@ class Upkeep:
     async def _schedules(self) -> None:
         patience = self._settings.store_patience
         jobs, due = await self._intake.call(
-            lambda store: store.jobs.flows.fire(now_ms(), schedule.following), patience=patience
+            lambda store: store.jobs.flows.fire(self._node(), store.now(), schedule.following), patience=patience
         )
         if jobs:
             log.info("schedules have stored jobs %s", ", ".join(map(str, jobs)))
@@ -85,7 +85,7 @@ class Upkeep:
     async def clean(self) -> None:
         """One round. Each part stands alone: one that fails is logged, and the others go on."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {
-            "recovering jobs of dead nodes": self._recover_jobs,
+            "tasks that no node declares": self._undeclared,
             "retries after a change of the clock": self._clock,
             "deleting old jobs": self._old_jobs,
             "deleting the files of deleted jobs": self._files,
@@ -112,10 +112,13 @@ class Upkeep:
             self._most = min(2000, self._most * 2)
         return value
 
-    async def _recover_jobs(self) -> None:
-        if back := await self._step(self._recover):
-            self._bus.send(Recovered(len(back), "stale"))
-            self._fired()
+    async def _undeclared(self) -> None:
+        """Jobs of tasks that are gone leave the line, and come back with the task. Rows of ended nodes go after a while."""
+        await self._step(lambda store: store.nodes.drop_undeclared())
+        while await self._step(lambda store: store.nodes.park()):
+            pass
+        before = now_ms() - int(self._settings.exit_retention * 1000)
+        await self._step(lambda store: store.nodes.forget(before))
 
     async def _clock(self) -> None:
         while await self._step(lambda store: store.jobs.retention.wait_no_longer(now_ms())):

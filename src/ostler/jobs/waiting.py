@@ -26,6 +26,7 @@ class Facts:
     workers: Mapping[str, int]
     paused_all: bool = False
     run_at: int | None = None
+    task: str | None = None  # the task, where no running node declares it
     held: str | None = None  # by backpressure, because of
     running: int = 0  # jobs of the queue
     at_once: int | None = None
@@ -43,6 +44,9 @@ def reason(f: Facts) -> dict[str, Any]:
         return _because("scheduled", f"it is scheduled to run in {wait:.0f} s", until=f.run_at)
     if not f.nodes:
         return _because("no_node", "no node is running; start one with 'ostler up'")
+    if f.task is not None:
+        text = f"no running node declares task {f.task!r}; deploy an app that has it, or cancel the job"
+        return _because("no_task", text)
     if not f.workers:
         text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
         return _because("no_worker", text)
@@ -91,17 +95,20 @@ def explain(
     job: int,
     now: int,
     *,
-    stale_after: float,
     limits: Mapping[str, QueueLimit] | None = None,
     held: Mapping[str, str] | None = None,
+    nobody: bool = False,
 ) -> dict[str, Any] | None:
-    """Why the job waits; None when it is not queued. `limits` and `held` are known to a running node alone."""
+    """Why the job waits; None when it is not queued. `limits` and `held` are known to a running node alone.
+
+    `nobody`: no node runs, whatever the heartbeats say.
+    """
     found = store.jobs.standing(job, _MOST)
     if found is None:
         return None
-    queue, since = found["queue"], now - int(stale_after * 1000)
+    queue = found["queue"]
     enabled, paused = store.meta.pauses()
-    alive = {n["node"] for n in store.health.get_nodes() if n["last_heartbeat"] > since and n["status"] != "stopped"}
+    alive = set() if nobody else {n["id"] for n in store.nodes.alive()}
     workers: dict[str, int] = {}
     for worker in store.health.get_all_workers():
         if worker["pool"] == queue and worker["node"] in alive:
@@ -115,7 +122,8 @@ def explain(
             paused=queue in paused,
             paused_all=not enabled,
             workers=workers,
-            run_at=found["run_at"] if found["later"] else None,
+            run_at=found["run_at"] if found["later"] == 1 else None,
+            task=found["task"] if found["later"] == 2 else None,
             held=(held or {}).get(queue),
             running=found["running_queue"],
             at_once=limit.at_once,

@@ -1,42 +1,44 @@
-"""Nodes that died without a stop: what they left running is ended, and their jobs are requeued.
-
-A node is recognised by pid and start time on the same boot of the machine, never by its name alone: names and pids are
-used again.
-"""
+"""Nodes that have ended without giving back what they had: what still runs of them here is ended, and their jobs are requeued."""
 
 from __future__ import annotations
 
-import os
+import logging
 from typing import Any
 
 from ostler.lifecycle import family
-from ostler.store import now_ms
+from ostler.store.nodes import NodeRow
 from ostler.store.store import Store
-from ostler.store.sweep import recover_dead_nodes
+
+log = logging.getLogger("ostler.lifecycle")
 
 
-def recover(store: Store, stale_after: float | None = None, own: str | None = None) -> list[int]:
-    """Recover what dead nodes left; the ids of the requeued jobs.
+def recover(store: Store, member: NodeRow, *, judge: bool = True) -> list[int]:
+    """Declare dead who is dead, and release what ended nodes left; the ids of the requeued jobs.
 
-    At a start, every node whose process is not found here is dead. Later (`own` is this node's name), one on another machine
-    or boot is dead when it was not heard for `stale_after` seconds.
+    A node is dead when its heartbeat is older than its lease by the store's clock, or when it used the data directory whose lock we
+    hold; never because its pid is not found here. Without `judge` nobody is declared dead.
     """
-    heard = now_ms() - int((stale_after or 0.0) * 1000)
+    if judge:
+        for node in store.nodes.declare_dead(member.id, member.home or ""):
+            log.warning("node %s is dead: it was last heard %s ms ago", node["id"], store.now() - node["beat_at"])
+    jobs: list[int] = []
+    for node in store.nodes.unreleased():
+        if node["home"] in (None, member.home):
+            _end(store, node)
+        back = store.nodes.release(node)
+        if back:
+            log.warning("%d jobs of node %s are requeued", len(back), node["id"])
+        jobs += back
+    return jobs
 
-    def alive(row: dict[str, Any]) -> bool:
-        return _is_alive(row) or (own is not None and (row["node"] == own or row["last_heartbeat"] > heard))
 
-    return recover_dead_nodes(store, now_ms(), alive, _end)
-
-
-def _is_alive(row: dict[str, Any]) -> bool:
-    same_boot = (row["metadata"] or {}).get("boot_id") == family.boot_id()
-    return same_boot and row["pid"] != os.getpid() and family.is_alive(row["pid"], row["pid_start"])
-
-
-def _end(node: dict[str, Any], workers: list[dict[str, Any]]) -> int:
-    metadata = node["metadata"] or {}
-    if metadata.get("boot_id") != family.boot_id():
-        return 0  # another boot of the machine: nothing of it can be alive
+def _end(store: Store, node: dict[str, Any]) -> None:
+    """End the processes that a node of our own data directory has left. On another boot of the machine there are none."""
+    if node["boot_id"] != family.boot_id():
+        return
+    workers = store.health.get_all_workers(node["id"])
     roots = [w["pid"] for w in workers if family.is_alive(w["pid"], w["pid_start"])]
-    return family.kill(f"{metadata['token']}/" if metadata.get("token") else "\0", roots)
+    if left := family.kill(f"{node['token']}/" if node["token"] else "\0", roots):
+        log.warning(
+            "node %s (pid %s) had died without a stop; %d processes of its were ended", node["id"], node["pid"], left
+        )

@@ -6,18 +6,15 @@ The decisions are made from memory, so a locked database delays the record and n
 from __future__ import annotations
 
 import logging
-import os
-import socket
 from collections.abc import Callable
 
 from ostler.config import Settings
-from ostler.errors import StoreBusy
-from ostler.lifecycle import family
+from ostler.errors import NodeLost, StoreBusy
+from ostler.lifecycle.membership import Membership
 from ostler.lifecycle.restart import History
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Slot, Worker
 from ostler.store import now_ms
-from ostler.store.health import NODE
 from ostler.store.lanes import Lane
 from ostler.store.rows import ExitRow
 from ostler.store.store import Store
@@ -30,10 +27,8 @@ _DEGRADED = 4  # "more than three in a row"
 class Records:
     """The node's own part of the health table."""
 
-    def __init__(self, settings: Settings, lane: Lane, token: str) -> None:
-        self._settings, self._lane, self._token = settings, lane, token
-        self._node = settings.node
-        self._generation = 1
+    def __init__(self, settings: Settings, lane: Lane, member: Membership, lost: Callable[[str], None]) -> None:
+        self._settings, self._lane, self._member, self._lost = settings, lane, member, lost
         self._writing_beats = False
         self._late_beats = 0  # heartbeats in a row that the store has not taken
 
@@ -42,7 +37,7 @@ class Records:
     async def load(
         self, slots: dict[str, Slot], known_slot: Callable[[str, int, str], Slot | None]
     ) -> tuple[bool, frozenset[str]]:
-        """Register the node and its slots, and fill in what is known of them. Returns (enabled, paused pools).
+        """Register the slots, and fill in what is known of them. Returns (enabled, paused pools).
 
         `known_slot(pool, number, key)` makes the slot of a row that was opened on demand, or says that it is no more.
         """
@@ -53,12 +48,6 @@ class Records:
         self, store: Store, slots: dict[str, Slot], known_slot: Callable[[str, int, str], Slot | None]
     ) -> tuple[bool, frozenset[str]]:
         now, health = now_ms(), store.health
-        health.register(self._node, NODE, None, now)
-        row = health.get_node(self._node)
-        self._generation = row["generation"] + 1 if row else 1
-        metadata = {"token": self._token, "boot_id": family.boot_id(), "host": socket.gethostname()}
-        pid = os.getpid()
-        health.mark_starting(self._node, NODE, self._generation, pid, family.start_time(pid), now, metadata)
         known = {w["component"]: w for w in health.get_all_workers(self._node)}
         for gone in known.keys() - slots.keys():
             number, key = int(gone.rpartition(":")[2]), known[gone]["key"]
@@ -81,12 +70,15 @@ class Records:
         crashes = tuple(at for at, kind in exits if kind == "crash")
         return History(crashes, tuple(at for at, kind in exits if kind == "clean"), streak, lifetime)
 
+    @property
+    def _node(self) -> str:
+        return self._member.id
+
     def node_moved(self, status: Status) -> None:
-        self._mark(NODE, self._generation, status)
+        self._post(lambda store: store.nodes.mark(self._node, status))
 
     def node_stopped(self) -> None:
-        row = ExitRow(NODE, self._generation, now_ms(), "stopped", "asked", code=0)
-        self._post(lambda store: store.health.mark_stopped(self._node, row, 0))
+        self._post(lambda store: store.nodes.end(self._node))
 
     # ---- workers
 
@@ -141,23 +133,33 @@ class Records:
         if self._writing_beats:
             self._missed()
             return
-        beats: list[tuple[str, int, int, float | None]] = [(NODE, self._generation, now_ms(), None)]
-        beats += [(w.component, w.generation, w.last_beat_ms, w.rss_mb) for w in workers]
+        if self._member.lost:
+            return
+        beats: list[tuple[str, int, int, float | None]]
+        beats = [(w.component, w.generation, w.last_beat_ms, w.rss_mb) for w in workers]
         self._writing_beats = True
-        self._post(lambda store: self._write_beats(store, beats))
+        node = self._node
+        self._post(lambda store: self._write_beats(store, node, beats))
 
-    def _write_beats(self, store: Store, beats: list[tuple[str, int, int, float | None]]) -> None:
+    def _write_beats(self, store: Store, node: str, beats: list[tuple[str, int, int, float | None]]) -> None:
         """On the lane. Whatever goes wrong with one write, the next heartbeat is written again."""
         try:
-            store.health.update_heartbeats(self._node, beats)
+            store.nodes.beat(node)
+            if beats:
+                store.health.update_heartbeats(node, beats)
         except StoreBusy:
             raise  # the lane tries this one again
+        except NodeLost:
+            self._writing_beats = False
+            self._lost(node)
+            return
         except Exception:
             self._writing_beats = False
             self._missed()
             raise
         if self._late_beats >= _DEGRADED:
             log.info("the store takes heartbeats again")
+        self._member.took_beat()
         self._late_beats, self._writing_beats = 0, False
 
     def _missed(self) -> None:

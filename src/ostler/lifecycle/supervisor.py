@@ -13,13 +13,14 @@ import logging
 import secrets
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
 from ostler.lifecycle import leaving, plain, restart
 from ostler.lifecycle.ending import Endings
+from ostler.lifecycle.membership import Membership
 from ostler.lifecycle.orphans import Orphans
 from ostler.lifecycle.pauses import Pauses
 from ostler.lifecycle.record import Records
@@ -40,15 +41,24 @@ _NEVER = RecycleLimits()
 class Supervisor:
     """Starts, watches, drains, recycles and restarts the workers of all pools."""
 
-    def __init__(self, settings: Settings, lane: Lane, durable: Lane, bus: Bus, specs: list[PoolSpec]) -> None:
-        self.settings = settings
+    def __init__(
+        self, settings: Settings, lane: Lane, durable: Lane, bus: Bus, specs: list[PoolSpec], member: Membership
+    ) -> None:
+        self.settings, self.member = settings, member
         self.node = settings.node
+        self.lost: Callable[[str], None] = lambda _: None
+        """Told when the store says that this node was declared dead; set once, by the runtime."""
         self.stopping = False
         self.pools: dict[str, Pool] = {spec.name: Pool(spec, doubtful_at=settings.restart_limit) for spec in specs}
         self.slots: dict[str, Slot] = {}
-        self.token = secrets.token_hex(8)
+        self.token = member.row.token or secrets.token_hex(8)
         self.bus = bus
-        self.records = Records(settings, lane, self.token)
+        loop = asyncio.get_running_loop()
+
+        def lost(node: str) -> None:  # in a lane's thread
+            loop.call_soon_threadsafe(lambda: self.lost(node))
+
+        self.records = Records(settings, lane, member, lost)
         self.pauses = Pauses(self.pools, durable, settings.store_patience, bus)
         self.pauses.changed = self._paused
         limits = Limits(
@@ -78,7 +88,7 @@ class Supervisor:
     # ---- start and stop
 
     async def start(self) -> None:
-        """Load what is known of the slots, register the node, and begin. Workers start in the order of their pools."""
+        """Load what is known of the slots, and begin. Workers start in the order of their pools."""
         mark = self.pauses.mark()
         enabled, paused = await self.records.load(self.slots, self._known_slot)
         self.pauses.seen(mark, enabled, paused, still=True)
@@ -116,6 +126,21 @@ class Supervisor:
             slot.wanted = False
             for worker in slot.all():
                 self.kill(worker, "shutdown", on_purpose=True)
+
+    async def abandon(self) -> None:
+        """Kill every worker, because this node was declared dead; returns when all are gone. No exit blames anybody."""
+        while workers := [*self._workers()]:
+            for worker in workers:
+                if worker.killing is None:
+                    self.kill(worker, "node-lost", on_purpose=True)
+            self._wake.set()
+            await asyncio.sleep(0.01)
+
+    def resume_after_loss(self) -> None:
+        """The node is registered anew: its slots are written down under its new id, and their workers start."""
+        for slot in self.slots.values():
+            self.records.opened(slot)
+        self._wake.set()
 
     async def stop(self) -> None:
         """Drain, then end the loop and the guard. Before a start, and a second time, it does nothing."""
@@ -217,7 +242,7 @@ class Supervisor:
 
     def _rest(self, slot: Slot, now: float) -> None:
         """A slot without a worker: start one when it is wanted and its time has come."""
-        if self.stopping or not slot.wanted:
+        if self.stopping or not slot.wanted or self.member.lost:
             return
         if slot.rest is Status.STOPPED or (slot.rest is Status.CRASHED and now >= slot.due):
             self._starts.spawn(slot)

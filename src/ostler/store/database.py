@@ -21,6 +21,8 @@ class Database(Protocol):
     """One connection, for one thread at a time. Errors come as ours: StoreBusy where a later try may work."""
 
     dialect: str
+    shared: bool
+    """Whether several connections write at the same time. Without it there is one writer, who holds everything."""
     held: float
     """Seconds that transactions were open in all: for as long they may have kept others waiting."""
 
@@ -42,17 +44,20 @@ class Database(Protocol):
     def lock(self, names: Iterable[str], /) -> None:
         """Inside a transaction: wait until no other transaction holds these names, and hold them until the end of this one.
 
-        SQLite has one writer at a time, who holds everything.
+        Names are taken in one order, so that two who want the same ones do not lock each other out. Rows of batches are changed
+        before, counters after.
         """
 
     def try_lock(self, name: str, /) -> bool:
         """`lock` without waiting; False when another transaction holds the name."""
 
-    def ring(self, queues: Iterable[str], /) -> None:
-        """Inside a transaction: when it is committed, wake the nodes that wait for jobs of these queues. Never fails."""
+    def ring(self, queues: Iterable[str], /, *, others: bool = False) -> None:
+        """Inside a transaction: when it is committed, wake the nodes that wait for jobs of these queues. `others`: a node itself
+        does this, and knows.
+        """
 
     def ring_all(self) -> None:
-        """Wake every node, now or with the commit of the open transaction: an operator wants something. Never fails."""
+        """Wake every node, now or with the commit of the open transaction: an operator wants something."""
 
     def synced(self) -> AbstractContextManager[None]:
         """Commits in here survive a power cut, whatever the connection does otherwise."""

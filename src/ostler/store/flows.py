@@ -42,8 +42,15 @@ def job_of(step: dict[str, Any], now: int, result: str | None = None, **more: An
 class Flows:
     """Chains, batches and schedules in the store."""
 
-    def __init__(self, db: Database, insert: Insert, put: Callable[[NewJob, int], tuple[int, bool]]) -> None:
-        self._db, self._insert, self._put = db, insert, put
+    def __init__(
+        self,
+        db: Database,
+        insert: Insert,
+        put: Callable[[NewJob, int], tuple[int, bool]],
+        lock_unique: Callable[[Iterable[str | None]], None],
+        settle: Callable[[], None],
+    ) -> None:
+        self._db, self._insert, self._put, self._lock_unique, self._settle = db, insert, put, lock_unique, settle
 
     def ended(self, rows: Iterable[Any], now: int) -> None:
         """Jobs have ended, in the transaction that is open: go on with what hangs on them."""
@@ -55,7 +62,7 @@ class Flows:
                 count = batches.setdefault(row["batch"], [0, 0])
                 count[0] += 1
                 count[1] += row["status"] != "done"
-        for batch, (ended, failed) in batches.items():
+        for batch, (ended, failed) in sorted(batches.items()):  # in one order: others change them, too
             self._less(batch, ended, failed, now)
 
     def begin(self, job: int, following: Sequence[dict[str, Any]]) -> None:
@@ -94,12 +101,14 @@ class Flows:
             batch = self._db.run(
                 "batch_new", total=len(jobs), callback=json.dumps(callback) if callback else None, now=now
             )[0]["id"]
-            self._db.ring({job.queue for job in jobs})
+            self._lock_unique(job.unique_key for job in jobs)
             stored = [self._put(job._replace(batch=batch), now) for job in jobs]
             # A unique job that was there already is not the batch's: it does not wait for it.
             strangers = sum(1 for _, new in stored if not new)
             if strangers or not jobs:
                 self._less(batch, strangers, 0, now)
+            self._settle()
+            self._db.ring({job.queue for job in jobs})
         return batch, [job for job, _ in stored]
 
     def get_batch(self, batch: int) -> dict[str, Any]:
@@ -111,36 +120,34 @@ class Flows:
 
     # ---- schedules
 
-    def declare_schedules(self, schedules: Sequence[dict[str, Any]]) -> None:
-        """What the app declares; what it no longer declares is dropped. A schedule that did not change keeps its next time."""
-        with self._db.transaction():
-            for schedule in schedules:
-                self._db.run("schedule_put", **{**schedule, "step": json.dumps(schedule["step"])})
-            self._db.run("schedule_drop", names=json.dumps([s["name"] for s in schedules]))
-
     def schedules(self) -> list[dict[str, Any]]:
         """All schedules with their next time."""
         return [{**dict(r), "step": json.loads(r["step"])} for r in self._db.run("schedules")]
 
-    def fire(self, now: int, following: Callable[[str, str, int], int]) -> tuple[list[int], int | None]:
-        """Store a job for each schedule whose time has come; (jobs, the next time). `following(spec, zone, now)` is pure.
+    def fire(self, node: str, now: int, following: Callable[[str, str, int], int]) -> tuple[list[int], int | None]:
+        """Store a job for each schedule of the node's app whose time has come; (jobs, the next time). `following(spec, zone, now)` is
+        pure.
 
         Each fires once for all the times that were missed while no node ran: no storm after a long stop. Nodes may race: whoever
         moves the schedule forward stores the job, in the same transaction.
         """
         jobs = []
-        if self._db.run("schedule_due", now=now):
+        if self._db.run("schedule_due", node=node, now=now):
             with self._db.transaction():
-                for row in self._db.run("schedule_due", now=now):
+                for row in self._db.run("schedule_due", node=node, now=now):
                     try:
                         upcoming = following(row["spec"], row["zone"], now)
                     except Exception:  # one bad schedule does not hold up the others
                         log.exception("schedule %s cannot tell its next time", row["name"])
                         continue
                     if self._db.run("schedule_move", name=row["name"], seen=row["next_at"], next_at=upcoming, now=now):
-                        job, new = self._put(job_of(json.loads(row["step"]), now), now)
+                        step = job_of(json.loads(row["step"]), now)
+                        self._lock_unique([step.unique_key])
+                        job, new = self._put(step, now)
+                        self._db.ring({step.queue})
                         self._db.run("schedule_fired", name=row["name"], job=job)
                         jobs += [job] if new else []
+                self._settle()
         for row in self._db.run("schedules"):
             with contextlib.suppress(Exception):  # told above, when it is due
                 self._pull(row, following(row["spec"], row["zone"], now))

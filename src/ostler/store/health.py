@@ -13,8 +13,6 @@ from typing import Any
 from ostler.store.database import Database
 from ostler.store.rows import ExitRow
 
-NODE = "node"  # the component of the node's own row
-
 
 class Health:
     """The health rows of one node (and, for reading, of all)."""
@@ -153,18 +151,11 @@ class Health:
         return _health(rows[0]) if rows else None
 
     def get_all_workers(self, node: str | None = None) -> list[dict[str, Any]]:
-        """Worker rows of one node or of all, without the nodes' own rows."""
+        """Worker rows of one node or of all."""
         return sorted(
             (_health(r) for r in self._db.run("workers", node=node)),
             key=lambda w: (w["node"], w["pool"], _number(w["component"])),
         )
-
-    def get_node(self, node: str) -> dict[str, Any] | None:
-        """The node's own row (seed 001: get_app_health)."""
-        return self.get_component(node, NODE)
-
-    def get_nodes(self) -> list[dict[str, Any]]:
-        return [_health({**dict(r), "current_job": None}) for r in self._db.run("nodes")]
 
     def served(self, since: int) -> frozenset[str]:
         """The pools that a running node has workers for; a node runs when its heartbeat is newer than `since`."""

@@ -15,6 +15,7 @@ from ostler.errors import Conflict, NotFound
 from ostler.store import limits
 from ostler.store.database import Database
 from ostler.store.flows import Flows
+from ostler.store.identity import LIVE, lost_node, name_of
 from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import JobReading
 from ostler.store.retention import Retention
@@ -22,6 +23,7 @@ from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, T
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
+_BUSY = 5  # milliseconds after which a queue is looked at again whose limits another node was counting
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
 
 
@@ -30,9 +32,11 @@ class JobRecords(JobReading):
 
     def __init__(self, db: Database) -> None:
         super().__init__(db)
-        self.flows = Flows(db, self._insert, self._put_unique)
+        self.flows = Flows(db, self._insert, self._put_unique, self._lock_unique, self._settle)
         self.retention = Retention(db, self._moved)
         self._tallies = Tallies(db)
+        self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
+        self._waits: list[str] = []  # the queues for which the node has idle workers, as its row says
 
     # ---- producers
 
@@ -46,10 +50,22 @@ class JobRecords(JobReading):
     def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
         """`enqueue`, telling for each whether it is new."""
         with self._db.transaction():
+            if any(job.unique_key for job in jobs):
+                self._lock_unique(job.unique_key for job in jobs)
+                stored = [self._put_unique(job, now) for job in jobs]
+            else:
+                stored = [(job, True) for job in self._insert(jobs, now)]
+            self._settle()
             self._db.ring({job.queue for job in jobs})
-            if not any(job.unique_key for job in jobs):
-                return [(job, True) for job in self._insert(jobs, now)]
-            return [self._put_unique(job, now) for job in jobs]
+        return stored
+
+    def _lock_unique(self, keys: Iterable[str | None]) -> None:
+        self._db.lock(sorted({f"unique:{key}" for key in keys if key is not None}))
+
+    def _settle(self) -> None:
+        """Before the transaction ends: the first job of each limit key that it touched is in the ready index."""
+        keys, self._unsettled = self._unsettled, set()
+        limits.put_heads(self._db, keys)
 
     def _put_unique(self, job: NewJob, now: int) -> tuple[int, bool]:
         if job.unique_key is None:
@@ -68,7 +84,7 @@ class JobRecords(JobReading):
     def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
         """Rows, in the transaction that is open. Each is its own `created` event, number 1 of its timeline."""
         ids = self._db.insert("enqueue", [(*job, now) for job in jobs])
-        limits.put_heads(self._db, {(j.queue, j.limit_key) for j in jobs if j.limit_key is not None})
+        self._unsettled.update((j.queue, j.limit_key) for j in jobs if j.limit_key is not None)
         moved: dict[tuple[str, str], int] = {}
         for job, stored in zip(jobs, ids, strict=True):
             key = (job.queue, _SCHEDULED if job.run_at is not None and job.run_at > now else _QUEUED)
@@ -84,20 +100,51 @@ class JobRecords(JobReading):
         """Write what happened and claim for the free workers, in one transaction.
 
         A note, finish or requeue whose (id, fence) is no longer the current claim changes nothing and is named in `lost` (a note is just dropped).
-        No job is claimed twice: the claim finds it queued under the write lock, or not at all.
+        No job is claimed twice: the claim finds it queued and holds its row, or it does not get it. Raises NodeLost when the node was
+        declared dead; then nothing was written.
         """
         lost: list[int] = []
         timeline: list[_EVENT] = []
         counts: Counts = {}
         with self._db.transaction():
+            if turn.number and not self._begin(turn):
+                return Taken(self._claims_of(turn.node), [], turn.now, replayed=True)
             self._note(turn.notes, timeline)
             self._finish(turn.finishes, turn.now, timeline, lost, counts)
             self._requeue(turn.requeues, turn.now, timeline, lost, counts)
             claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
+            self._settle()
             self._timeline(timeline)
             self._tallies.add(counts, turn.now)
             dues.append(self._db.run("next_due")[0]["due"])
-        return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed)
+            again = turn.number > 0 and self._db.shared and self._tell_waits(turn, claims)
+        return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
+
+    def _begin(self, turn: Turn) -> bool:
+        """Whether the turn is new. Raises NodeLost when the node does not live."""
+        if self._db.run("node_turn", id=turn.node, turn=turn.number, now=self._db.now()):
+            return True
+        rows = self._db.run("node", id=turn.node)
+        if not rows or rows[0]["status"] not in LIVE:
+            raise lost_node(turn.node)
+        return False
+
+    def _claims_of(self, node: str) -> list[Claim]:
+        """Everything that the node holds, as the store has it."""
+        return [Claim(*row) for row in self._db.run("claims_of", node=node)]
+
+    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> bool:
+        """Say for which queues workers are idle now: who stores a job wakes only those who wait for it.
+
+        True when a queue is new among them. A job that was stored meanwhile rang for nobody, so look once more.
+        """
+        got = Counter(claim.queue for claim in claims)
+        waits = sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
+        if waits == self._waits:
+            return False
+        self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
+        before, self._waits = self._waits, waits
+        return not set(waits) <= set(before)
 
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
         if not notes:
@@ -160,7 +207,6 @@ class JobRecords(JobReading):
             return
         by_id = {r.id: r for r in requeues}
         batch = [[r.id, r.fence, r.run_at, r.refund, r.crash, r.excused, r.error, r.last] for r in requeues]
-        limited: set[limits.Key] = set()
         moved: Counter[tuple[str, str]] = Counter()
         self._db.run("keep_events", ids=json.dumps([*by_id]))
         for row in self._db.run("requeue", batch=json.dumps(batch), now=now):
@@ -177,25 +223,30 @@ class JobRecords(JobReading):
                     self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
             if row["limit_key"] is not None:
-                limited.add((row["queue"], row["limit_key"]))
+                self._unsettled.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
         self._moved(moved)
-        limits.put_heads(self._db, limited)
+        self._db.ring({queue for queue, _ in moved}, others=True)
 
     def _claim(self, turn: Turn, counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
         promoted = self._db.run("promote", now=turn.now)
-        limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
+        self._unsettled.update((r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None)
+        self._settle()
         moved: Counter[tuple[str, str]] = Counter()
         for row in promoted:
             moved[row["queue"], _SCHEDULED] -= 1
             moved[row["queue"], _QUEUED] += 1
         claims: list[Claim] = []
         dues: list[int | None] = []
-        keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
+        tasks = None if turn.tasks is None else json.dumps(sorted(turn.tasks))
+        keys = limits.Keys(self._db, tasks)  # counted once for the whole turn: a key may have jobs in several queues
         for queue, workers in turn.wants.items():
             limit = turn.limits.get(queue)
             count, due = len(workers), None
+            if limit is not None and not self._db.try_lock(f"queue:{queue}"):
+                dues.append(turn.now + _BUSY)  # another node counts there
+                continue
             if limit is not None:
                 count, due = limits.allowed(self._db, queue, limit, count, turn.now)
             rows = keys.pick(queue, count) if count else []
@@ -212,7 +263,7 @@ class JobRecords(JobReading):
             return claims, dues, 0
         batch = json.dumps([[c.id, c.worker] for c in claims])
         held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
-        limits.put_heads(self._db, keys.picked)
+        self._unsettled |= keys.picked
         taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():
             moved[queue, _QUEUED] -= n
@@ -242,14 +293,21 @@ class JobRecords(JobReading):
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""
         with self._db.transaction():
-            rows = self._db.run("orphaned", node=node)
-            data = json.dumps({"node": node, "reason": reason})
-            timeline: list[_EVENT] = []
-            back = [Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, data=data) for row in rows]
-            counts: Counts = {}
-            self._requeue(back, now, timeline, [], counts)
-            self._timeline(timeline)
-            self._tallies.add(counts, now)
+            return self.recover_inside(node, now, reason)
+
+    def recover_inside(self, node: str, now: int, reason: str) -> list[int]:
+        """`recover` in the transaction that is open."""
+        rows = self._db.run("orphaned", node=node)
+        data = json.dumps({"node": name_of(node), "reason": reason})
+        timeline: list[_EVENT] = []
+        back = [Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, data=data) for row in rows]
+        counts: Counts = {}
+        self._requeue(back, now, timeline, [], counts)
+        self._settle()
+        self._timeline(timeline)
+        self._tallies.add(counts, now)
+        if back:
+            self._db.ring_all()
         return [row["id"] for row in rows]
 
     # ---- operators
@@ -257,7 +315,9 @@ class JobRecords(JobReading):
     def cancel(self, job: int, now: int) -> str:
         """A queued job is cancelled at once; a running one is asked to stop. Returns the status found; Conflict when it has ended."""
         with self._db.transaction():
-            return self._cancel(job, now)
+            found = self._cancel(job, now)
+            self._settle()
+        return found
 
     def _cancel(self, job: int, now: int) -> str:
         for statement, event in (("cancel_queued", "cancelled"), ("cancel_running", "cancel:requested")):
@@ -267,11 +327,11 @@ class JobRecords(JobReading):
                 if event == "cancelled":
                     before = _SCHEDULED if row["later"] else _QUEUED
                     self._moved({(row["queue"], before): -1, (row["queue"], event): 1})
+                    if row["batch"] is not None:
+                        self.flows.ended([row], now)
                     if row["limit_key"] is not None:
-                        limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
+                        self._unsettled.add((row["queue"], row["limit_key"]))
                     self._tallies.add({(row["queue"], event): 1}, now)
-                if event == "cancelled" and row["batch"] is not None:
-                    self.flows.ended([row], now)
                 return str(JobStatus.QUEUED if event == "cancelled" else JobStatus.PROCESSING)
         status = str(self.find(job)["status"])
         if status == JobStatus.PROCESSING:  # asked before: still the same wish
@@ -283,11 +343,14 @@ class JobRecords(JobReading):
         job holds its unique key.
         """
         with self._db.transaction():
-            return self._retry(job, now)
+            found = self._retry(job, now)
+            self._settle()
+        return found
 
     def _retry(self, job: int, now: int) -> str:
         found = self.find(job)
         if found["unique_key"] is not None and found["status"] not in (JobStatus.QUEUED, JobStatus.PROCESSING):
+            self._lock_unique([found["unique_key"]])
             for row in self._db.run("unique_holder", key=found["unique_key"], now=now):
                 if row["job"] != job:
                     raise Conflict(f"job {job} cannot be retried: job {row['job']} holds its unique key")
@@ -297,10 +360,10 @@ class JobRecords(JobReading):
             self._db.ring({row["queue"]})
             self._timeline([(job, row["seq"], now, "retried", None)])
             self._moved({(row["queue"], found["status"]): -1, (row["queue"], _QUEUED): 1})
-            if row["limit_key"] is not None:
-                limits.put_heads(self._db, {(row["queue"], row["limit_key"])})
             if row["batch"] is not None:
                 self.flows.put_back(row["batch"], found["status"])
+            if row["limit_key"] is not None:
+                self._unsettled.add((row["queue"], row["limit_key"]))
             return str(row["queue"])
         raise Conflict(f"job {job} is {found['status']}; only a done, failed or cancelled job can be retried")
 
@@ -320,18 +383,8 @@ class JobRecords(JobReading):
                 for job in ids[start : start + 500]:
                     with contextlib.suppress(Conflict, NotFound):
                         done[job] = verb(job)
+                self._settle()
         return done
-
-    # ---- tasks
-
-    def declare(self, tasks: Iterable[dict[str, Any]], now: int) -> None:
-        """Record what the node's app declares, so that every producer can check against it."""
-        with self._db.transaction():
-            names = []
-            for task in tasks:
-                self._db.run("declare_task", **task, now=now)
-                names.append(task["name"])
-            self._db.run("drop_tasks", names=json.dumps(names))
 
 
 def _state(row: Any) -> str:

@@ -71,20 +71,30 @@ def put_heads(db: Database, keys: AbstractSet[Key]) -> None:
     """In the transaction that added or took waiting jobs of these keys: the first of each is in the ready index, the others are not.
 
     The ready index then has all jobs without a limit and one job for each queue and key that waits. A key can only be full while
-    jobs of it run, so a claim passes over no more jobs than are running, however many wait. On a database with several writers at
-    once, whoever changes what waits under a key first takes the lock of that key.
+    jobs of it run, so a claim passes over no more jobs than are running, however many wait. Whoever changes what waits under a key
+    does so under its lock.
     """
     if keys:
+        db.lock(sorted({_lock(key) for _, key in keys}))
         batch = json.dumps(sorted(keys))
         db.run("demote_heads", batch=batch)
         db.run("promote_heads", batch=batch)
 
 
-class Keys:
-    """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it."""
+def _lock(key: str) -> str:
+    return f"key:{key}"
 
-    def __init__(self, db: Database) -> None:
-        self._db = db
+
+class Keys:
+    """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it.
+
+    Where others claim at the same time, a key is counted anew under its lock before its first job is picked; a key that another
+    node is busy with is passed over in this turn.
+    """
+
+    def __init__(self, db: Database, tasks: str | None = None) -> None:
+        self._db, self._tasks = db, tasks
+        self._mine: set[str] = set()  # keys whose lock this turn has
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
@@ -111,7 +121,8 @@ class Keys:
     def _heads(self, queue: str, count: int) -> list[Any]:
         """The first jobs of the ready index, none of which has a full key."""
         while True:
-            rows = self._db.run("claimable", queue=queue, limit=count, full=json.dumps(sorted(self._full)))
+            full = json.dumps(sorted(self._full))
+            rows = self._db.run("claimable", queue=queue, limit=count, full=full, tasks=self._tasks)
             keyed = (row for row in rows if row["limit_key"] is not None)
             blocked = {row["limit_key"] for row in keyed if self._running.get(row["limit_key"], 0) >= row["limit_max"]}
             if not blocked:
@@ -121,6 +132,8 @@ class Keys:
     def _take(self, queue: str, row: Any, count: int, line: list[Any], spent: set[str]) -> bool:
         """Whether the key has room for this job. With the first of a key those that wait behind it join the line."""
         key = row["limit_key"]
+        if key not in spent and not self._hold(key):
+            spent.add(key)
         room = row["limit_max"] - self._running.get(key, 0)
         if key in spent or room <= 0:
             spent.add(key)
@@ -129,8 +142,21 @@ class Keys:
         if (queue, key) not in self.picked:
             self.picked.add((queue, key))
             more = min(count, room) - 1
-            for behind in self._db.run("waiting_by_key", queue=queue, key=key, limit=more) if more else ():
+            for behind in self._behind(queue, key, more) if more else ():
                 heapq.heappush(line, (_place(behind), behind))
+        return True
+
+    def _behind(self, queue: str, key: str, count: int) -> list[Any]:
+        return self._db.run("waiting_by_key", queue=queue, key=key, limit=count, tasks=self._tasks)
+
+    def _hold(self, key: str) -> bool:
+        """Take the lock of the key and count it, where others may claim meanwhile; False when another one has it."""
+        if not self._db.shared or key in self._mine:
+            return True
+        if not self._db.try_lock(_lock(key)):
+            return False
+        self._mine.add(key)
+        self._running[key] = self._db.run("running_of_key", key=key)[0]["n"]
         return True
 
 

@@ -100,6 +100,7 @@ class LiveRecords:
         """Drop counters and incidents that are too old, a few at a time; whether there may be more."""
         with self._db.transaction():
             self._db.run("purge_incidents", before=incidents_before)
+            self._db.run("fold_depths")
             return self.tallies.purge(now)
 
     def running_since(self) -> dict[str, list[int]]:

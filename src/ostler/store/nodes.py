@@ -8,26 +8,13 @@ From then on nothing that it writes is taken: every turn and every beat finds th
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ostler.errors import NodeLost
 from ostler.store import limits
 from ostler.store.database import Database
-
-LIVE = ("starting", "healthy", "stopping")
-
-
-def new_id(name: str) -> str:
-    """An id for one start of the node of this name."""
-    return f"{name}@{secrets.token_hex(6)}"
-
-
-def name_of(node: str | None) -> str | None:
-    """The name in a node's id."""
-    return node if node is None or "@" not in node else node.rpartition("@")[0]
+from ostler.store.identity import LIVE, lost_node
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +56,7 @@ class Nodes:
     def beat(self, node: str) -> None:
         """The node lives. Raises NodeLost when it was declared dead."""
         if not self._db.run("node_beat", id=node, now=self._db.now()):
-            raise lost(node)
+            raise lost_node(node)
 
     def mark(self, node: str, status: str) -> bool:
         """It is healthy, or stopping; False when it was declared dead."""
@@ -103,11 +90,11 @@ class Nodes:
         """Requeue the jobs of a node that has ended, without blame, and mark its workers stopped; the jobs. Idempotent, and done by
         one at a time: empty when another does it.
         """
+        why = "its node died" if node["status"] == "dead" else "its node has stopped"
         with self._db.transaction():
             if not self._db.try_lock(f"release:{node['id']}"):
                 return []
-        jobs = self._recover(node["id"], self._db.now(), "its node died" if node["status"] == "dead" else "its node has stopped")
-        with self._db.transaction():
+            jobs = self._recover(node["id"], self._db.now(), why)
             self._db.run("workers_released", node=node["id"])
             self._db.run("node_released", id=node["id"])
         return jobs
@@ -135,6 +122,7 @@ class Nodes:
                 self._db.run("declare_task", **task, now=self._db.now())
             for schedule in schedules:
                 self._db.run("schedule_put", **{**schedule, "step": json.dumps(schedule["step"])})
+            self._db.run("declared_clear", node=node)
             if rows:
                 self._db.run_many("declared_put", rows)
             self._drop()
@@ -189,13 +177,6 @@ class Nodes:
         """What came of a wish; None while the node has not answered."""
         rows = self._db.run("wish_answer", id=wish)
         return json.loads(rows[0]["answer"]) if rows and rows[0]["done_at"] is not None else None
-
-
-def lost(node: str) -> NodeLost:
-    """The error of a node that is no longer there."""
-    return NodeLost(
-        f"node {node} was declared dead: its beat was older than its lease. Its jobs run elsewhere; what it had is dropped"
-    )
 
 
 def _node(row: Any, now: int) -> dict[str, Any]:

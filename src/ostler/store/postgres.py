@@ -49,7 +49,7 @@ _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))"
 # Only where somebody waits for it: a node that is busy looks for more by itself. NOTIFY costs all commits a common lock.
 _RING = """
 SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
-  SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements_text(%(queues)s::jsonb) AS queue ON queue = ANY (n.waits))
+  SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements_text(%(queues)s::jsonb) AS queue ON n.waits::jsonb ? queue)
 """
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
@@ -96,6 +96,7 @@ class PostgresDatabase:
     """One connection. Not for use by two threads at once; open one per thread."""
 
     dialect = "postgres"
+    shared = True
 
     def __init__(
         self,
@@ -187,7 +188,7 @@ class PostgresDatabase:
     def try_lock(self, name: str, /) -> bool:
         return bool(self._query(_TRY_LOCK, {"name": f"{self.place.schema}:{name}"})[0][0])
 
-    def ring(self, queues: Iterable[str], /) -> None:
+    def ring(self, queues: Iterable[str], /, *, others: bool = False) -> None:
         """As the last statement of a transaction it misses least: a node that falls asleep later looks by itself."""
         values = {"channel": self.place.channel, "queues": json.dumps([*queues])}
         self._query(_RING.replace("ostler.", f"{self.place.schema}."), values)

@@ -56,7 +56,9 @@ def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
     """What one dialect has and the other has not, in words."""
     found = [f"{name} is only in one of them" for name in sorted(one.keys() ^ other.keys())]
     pairs = {name: (parameters(one[name]), parameters(other[name])) for name in sorted(one.keys() & other.keys())}
-    return found + [f"{name} has {here} here and {there} there" for name, (here, there) in pairs.items() if here != there]
+    return found + [
+        f"{name} has {here} here and {there} there" for name, (here, there) in pairs.items() if here != there
+    ]
 
 
 def where(statement: str, conditions: Sequence[str], texts: Mapping[str, str]) -> str:

@@ -111,7 +111,11 @@ class Note(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one transaction of the dispatcher writes, and what it wants: for each queue the workers to fill, in order."""
+    """What one transaction of the dispatcher writes, and what it wants: for each queue the workers to fill, in order.
+
+    `number` grows with each turn of a node: a turn that was committed is not written again, and one of a node that was declared
+    dead is not written at all. 0 is for those who are no node. `tasks` are those that may be claimed; None: all.
+    """
 
     node: str
     now: int
@@ -120,16 +124,23 @@ class Turn:
     requeues: list[Requeue] = field(default_factory=list)
     wants: dict[str, list[str]] = field(default_factory=dict)
     limits: Mapping[str, QueueLimit] = field(default_factory=dict)
+    number: int = 0
+    tasks: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What came of a turn: the new claims, and the ids whose claim was lost (their result was dropped)."""
+    """What came of a turn: the new claims, and the ids whose claim was lost (their result was dropped).
+
+    `replayed`: the turn had been committed before, and `claims` are all that the node holds. `again`: look once more at once.
+    """
 
     claims: list[Claim]
     lost: list[int]
     next_due: int | None
     missed: int = 0  # picked, but no longer to be had
+    replayed: bool = False
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

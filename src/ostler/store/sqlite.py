@@ -36,6 +36,7 @@ class SqliteDatabase:
     """One connection. Not for use by two threads at once; open one per thread."""
 
     dialect = "sqlite"
+    shared = False
 
     def __init__(
         self,
@@ -148,8 +149,8 @@ class SqliteDatabase:
     def try_lock(self, name: str, /) -> bool:
         return True
 
-    def ring(self, queues: Iterable[str], /) -> None:
-        self._rings = True
+    def ring(self, queues: Iterable[str], /, *, others: bool = False) -> None:
+        self._rings = self._rings or not others  # there is one node
 
     def ring_all(self) -> None:
         if self._connection.in_transaction:

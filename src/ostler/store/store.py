@@ -14,6 +14,7 @@ from ostler.store.database import Database, connect
 from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
 from ostler.store.live import LiveRecords
+from ostler.store.nodes import Nodes
 
 
 def now_ms() -> int:
@@ -22,7 +23,7 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -30,6 +31,7 @@ class Store:
         self.health = Health(db)
         self.meta = Meta(db)
         self.live = LiveRecords(db)
+        self.nodes = Nodes(db, self.jobs.recover_inside)
 
     @classmethod
     def open(

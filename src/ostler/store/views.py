@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ostler.store.identity import name_of
+
 CUT = 200  # characters of a text in a short view
 
 # Field by field, with its type. In a short view `args` and `result` are JSON texts, cut off like the error's message.
@@ -26,6 +28,7 @@ JOB: dict[str, Any] = {
     "error": dict[str, Any] | None,
     "worker": str | None,
     "node": str | None,
+    "node_id": str | None,
     "cancel_requested": bool,
     "run_at": int | None,
     "batch": int | None,
@@ -57,7 +60,23 @@ WORKER: dict[str, Any] = {
     "created_at": int,
     "metadata": dict[str, Any] | None,
 }
-_MADE = frozenset({"args", "result", "error", "cancel_requested", "progress", "short"})
+
+# A node, likewise. `alive` is by the store's clock; `url` is where other nodes reach it, None: it listens on loopback only.
+NODE: dict[str, Any] = {
+    "id": str,
+    "name": str,
+    "host": str | None,
+    "status": str,
+    "alive": bool,
+    "pid": int | None,
+    "url": str | None,
+    "version": str | None,
+    "lease_ms": int,
+    "last_heartbeat": int,
+    "started_at": int,
+    "ended_at": int | None,
+}
+_MADE = frozenset({"node", "node_id", "args", "result", "error", "cancel_requested", "progress", "short"})
 
 
 def job(row: Any) -> dict[str, Any]:
@@ -78,7 +97,13 @@ def _view(row: Any, **made: Any) -> dict[str, Any]:
     # What is done is done in full, whatever it last reported of itself.
     made["progress"] = 100.0 if row["status"] == "done" and row["progress"] is not None else row["progress"]
     made["cancel_requested"] = bool(row["cancel"])
+    made["node"], made["node_id"] = name_of(row["node"]), row["node"]
     return {name: made[name] if name in _MADE else row[name] for name in JOB}
+
+
+def node(row: dict[str, Any]) -> dict[str, Any]:
+    """A node, of what `Nodes.all` found."""
+    return {name: row["beat_at"] if name == "last_heartbeat" else row[name] for name in NODE}
 
 
 def event(row: Any) -> dict[str, Any]:
@@ -92,5 +117,5 @@ def cut(text: str | None) -> str | None:
     return text if text is None or len(text) <= CUT else text[: CUT - 1] + "…"
 
 
-def _decoded(data: bytes | None) -> str | None:
-    return None if data is None else data.decode("utf-8", "replace")
+def _decoded(data: bytes | str | None) -> str | None:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data

@@ -10,6 +10,7 @@ from fastapi import APIRouter
 import ostler
 from ostler.live.condition import condition, unready
 from ostler.store import now_ms
+from ostler.store.views import node as node_view
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 from ostler.web.workers import pool_views
@@ -30,11 +31,9 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
-        rows = await context.reader.call(lambda store: store.health.get_nodes())
+        rows = await context.reader.call(lambda store: store.nodes.all())
         status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded)
-        nodes = [
-            {k: r[k] for k in ("node", "status", "pid", "generation", "last_heartbeat", "started_at")} for r in rows
-        ]
+        nodes = [node_view(row) for row in rows]
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1

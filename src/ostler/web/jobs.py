@@ -117,11 +117,11 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/{job}", response_model=JobDetail, summary="A job with the newest part of its timeline")
     async def one(job: Id) -> JSONResponse:
-        stale, limits = context.settings.stale_after, context.dispatcher.limits
+        limits = context.dispatcher.limits
         held = context.dispatcher.pressure.reasons(time.monotonic())
 
         def read(store: Store) -> dict[str, Any]:
-            waiting = explain(store, job, now_ms(), stale_after=stale, limits=limits, held=held)
+            waiting = explain(store, job, now_ms(), limits=limits, held=held)
             return {**store.jobs.get(job), "waiting_for": waiting}
 
         return JSONResponse(await context.glance.call(read))

@@ -10,7 +10,7 @@ from typing import Any
 
 import uvicorn
 
-from ostler.config import is_loopback
+from ostler.config import Settings, is_loopback
 from ostler.errors import ConfigError
 from ostler.web.connections import Connection
 
@@ -71,6 +71,15 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
                 f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)"
             ) from error
         yield sock
+
+
+def advertised(settings: Settings, url: str) -> str | None:
+    """Where other nodes reach this one; None when it only listens on loopback."""
+    if settings.advertise or is_loopback(settings.host):
+        return settings.advertise.rstrip("/") or None
+    port = url.rpartition(":")[2]
+    host = socket.gethostname() if settings.host in ("0.0.0.0", "::") else settings.host  # noqa: S104
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def url_of(host: str, sock: socket.socket) -> str:

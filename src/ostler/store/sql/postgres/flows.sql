@@ -14,6 +14,9 @@ SELECT count(*) AS n FROM ostler.jobs WHERE status = 'processing' AND queue = :q
 -- name: running_by_key
 SELECT limit_key, count(*) AS n, min(limit_max) AS most FROM ostler.jobs WHERE status = 'processing' AND limit_key IS NOT NULL GROUP BY limit_key;
 
+-- name: running_of_key
+SELECT count(*) AS n FROM ostler.jobs WHERE status = 'processing' AND limit_key = :key;
+
 -- name: rate_get
 SELECT tokens, at FROM ostler.rates WHERE queue = :queue;
 
@@ -36,7 +39,7 @@ INSERT INTO ostler.batches (total, pending, callback, created_at) VALUES (:total
 
 -- name: batch_less
 UPDATE ostler.batches SET pending = pending - :ended, failed = failed + :failed,
-       finished_at = CASE WHEN pending - :ended <= 0 THEN :now ELSE NULL END
+       finished_at = CASE WHEN pending - :ended <= 0 THEN :now::bigint ELSE NULL END
  WHERE id = :id RETURNING pending, failed, total, callback, callback_job;
 
 -- name: batch_more

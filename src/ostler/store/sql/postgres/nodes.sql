@@ -15,7 +15,7 @@ UPDATE ostler.nodes SET status = 'stopped', ended_at = :now, waits = '[]' WHERE 
 
 -- name: node_turn
 -- The first statement of every turn: whoever was declared dead writes nothing, and a turn whose commit was in doubt is not written twice.
-UPDATE ostler.nodes SET turn = :turn, waits = :waits, beat_at = :now
+UPDATE ostler.nodes SET turn = :turn, beat_at = :now
  WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
 
 -- name: node
@@ -60,6 +60,9 @@ DELETE FROM ostler.health WHERE node = :id;
 -- name: declared_put
 INSERT INTO ostler.declared (node, kind, name)
 SELECT row ->> 0, row ->> 1, row ->> 2 FROM jsonb_array_elements(:rows::jsonb) AS row ON CONFLICT DO NOTHING;
+
+-- name: declared_clear
+DELETE FROM ostler.declared WHERE node = :node;
 
 -- name: declared_drop
 -- What nodes that have ended declared. Called by a node that lives.

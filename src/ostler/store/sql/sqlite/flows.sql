@@ -14,6 +14,9 @@ SELECT count(*) AS n FROM jobs WHERE status = 'processing' AND queue = :queue;
 -- name: running_by_key
 SELECT limit_key, count(*) AS n, min(limit_max) AS most FROM jobs WHERE status = 'processing' AND limit_key IS NOT NULL GROUP BY limit_key;
 
+-- name: running_of_key
+SELECT count(*) AS n FROM jobs WHERE status = 'processing' AND limit_key = :key;
+
 -- name: rate_get
 SELECT tokens, at FROM rates WHERE queue = :queue;
 

@@ -23,6 +23,7 @@ SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeou
        coalesce(position, id) AS place, max(coalesce(run_at, 0), created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
    AND behind = 0 AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
 
 -- name: waiting_by_key
@@ -30,6 +31,7 @@ SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeou
 SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
        coalesce(position, id) AS place, max(coalesce(run_at, 0), created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue AND limit_key = :key AND behind = 1
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
 
 -- name: demote_heads
@@ -102,13 +104,20 @@ RETURNING jobs.id, jobs.seq, jobs.fence;
 -- It changes the row on purpose: a commit that changes nothing is not synced.
 UPDATE jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0 RETURNING id;
 
+-- name: claims_of
+SELECT id, fence, worker, task, queue, args, attempt, attempts, crashes, excused, timeout, backoff FROM jobs
+ WHERE status = 'processing' AND node = :node;
+
+-- name: node_waits
+UPDATE nodes SET waits = :waits WHERE id = :id;
+
 -- name: orphaned
 -- Claims of a node that is known to be dead.
 SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;
 
 -- name: standing
 -- The ready index has one job for each limit key that waits, so that is how many come before it.
-SELECT j.queue, j.status, j.later, j.run_at, j.limit_key, j.limit_max,
+SELECT j.task, j.queue, j.status, j.later, j.run_at, j.limit_key, j.limit_max,
        (SELECT count(*) FROM (SELECT 1 FROM jobs b WHERE b.status = 'queued' AND b.later = 0 AND b.behind = 0
            AND b.queue = j.queue AND b.priority > j.priority LIMIT :most)) AS higher,
        (SELECT count(*) FROM (SELECT 1 FROM jobs b WHERE b.status = 'queued' AND b.later = 0 AND b.behind = 0

@@ -15,7 +15,7 @@ UPDATE nodes SET status = 'stopped', ended_at = :now, waits = '[]' WHERE id = :i
 
 -- name: node_turn
 -- The first statement of every turn: whoever was declared dead writes nothing, and a turn whose commit was in doubt is not written twice.
-UPDATE nodes SET turn = :turn, waits = :waits, beat_at = :now
+UPDATE nodes SET turn = :turn, beat_at = :now
  WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
 
 -- name: node
@@ -59,6 +59,9 @@ DELETE FROM health WHERE node = :id;
 
 -- name: declared_put
 INSERT INTO declared (node, kind, name) VALUES (?, ?, ?) ON CONFLICT DO NOTHING;
+
+-- name: declared_clear
+DELETE FROM declared WHERE node = :node;
 
 -- name: declared_drop
 -- What nodes that have ended declared. Called by a node that lives.

@@ -1,0 +1,149 @@
+"""Nodes: who lives, who is declared dead, and what becomes of what they had."""
+
+from __future__ import annotations
+
+import pytest
+
+from ostler.errors import NodeLost
+from ostler.store import Store
+from ostler.store.nodes import NodeRow
+from ostler.store.rows import ExitRow, Finish, NewJob, Turn
+
+W = "worker:q:0"
+
+
+def start(store: Store, node: str = "n@1", lease_ms: int = 30_000, home: str = "h1", name: str = "n") -> NodeRow:
+    row = NodeRow(node, name, lease_ms, home=home)
+    store.nodes.register(row)
+    return row
+
+
+def turn(number: int, node: str = "n@1", **more) -> Turn:
+    return Turn(node, 1000, number=number, **more)
+
+
+def status(store: Store, node: str) -> str:
+    return next(n["status"] for n in store.nodes.all() if n["id"] == node)
+
+
+def task(name: str, queue: str = "q") -> dict:
+    return {
+        "name": name,
+        "queue": queue,
+        "attempts": 3,
+        "timeout": None,
+        "priority": 0,
+        "policy": "{}",
+        "parameters": "[]",
+    }
+
+
+def test_a_node_is_dead_when_its_beat_is_older_than_its_lease_and_its_jobs_run_again(store: Store) -> None:
+    start(store, "late@1", lease_ms=-1, home="h1")
+    start(store, "n@1", home="h2")
+    store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
+    (claim,) = store.jobs.turn(turn(1, "late@1", wants={"q": [W]})).claims
+    assert [n["id"] for n in store.nodes.declare_dead("n@1", "h2")] == ["late@1"]
+    (dead,) = store.nodes.unreleased()
+    assert store.nodes.release(dead) == [claim.id]
+    assert store.nodes.unreleased() == []
+    job = store.jobs.get(claim.id)
+    assert (job["status"], job["excused"], job["crashes"]) == ("queued", 1, 0)
+    assert job["events"][-1]["name"] == "requeued:stale"
+
+
+def test_a_node_of_our_own_data_directory_is_dead_because_we_hold_its_lock(store: Store) -> None:
+    start(store, "n@1", home="here")
+    start(store, "n@2", home="there")
+    assert [n["id"] for n in store.nodes.declare_dead("n@3", "here")] == ["n@1"]
+    assert (status(store, "n@1"), status(store, "n@2")) == ("dead", "starting")
+
+
+def test_nothing_that_a_dead_node_writes_is_taken(store: Store) -> None:
+    start(store, "n@1", home="here")
+    store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
+    (claim,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    store.nodes.declare_dead("n@2", "here")
+    done = Finish(claim.id, claim.fence, "done", 1, 2, "done")
+    with pytest.raises(NodeLost, match="n@1 was declared dead"):
+        store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
+    with pytest.raises(NodeLost):
+        store.nodes.beat("n@1")
+    assert not store.nodes.mark("n@1", "healthy")
+    assert store.jobs.get(claim.id)["status"] == "processing"
+
+
+def test_a_turn_that_was_committed_is_not_written_twice(store: Store) -> None:
+    """The answer to its commit was lost, so the node tries again."""
+    start(store)
+    store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(3)], 1)
+    (first,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    done = Finish(first.id, first.fence, "done", 1, 2, "done")
+    taken = store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
+    again = store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
+    assert (again.replayed, again.claims, again.lost) == (True, taken.claims, [])
+    assert store.jobs.depths() == {"q": {"queued": 1, "processing": 1}}
+
+
+def test_a_start_takes_over_the_history_of_the_last_node_of_its_name(store: Store) -> None:
+    start(store, "n@1")
+    store.health.register("n@1", W, "q", 1)
+    store.health.mark_starting("n@1", W, 3, 7, 7, 1)
+    store.health.mark_crashed("n@1", ExitRow(W, 3, 5, "exit", "crash", code=1), 1)
+    store.nodes.end("n@1")
+    start(store, "n@2")
+    start(store, "n@3")
+    assert [w["node"] for w in store.health.get_all_workers()] == ["n@2"]
+    assert store.health.get_component("n@2", W)["restart_count"] == 1
+    assert len(store.health.exits("n@2", W)) == 1
+
+
+def test_two_living_nodes_of_one_name_have_their_own_rows(store: Store) -> None:
+    start(store, "n@1", home="h1")
+    start(store, "n@2", home="h2")
+    for node in ("n@1", "n@2"):
+        store.health.register(node, W, "q", 1)
+    assert [w["node"] for w in store.health.get_all_workers()] == ["n@1", "n@2"]
+
+
+def test_what_only_ended_nodes_declare_is_gone_and_its_jobs_wait_out_of_line(store: Store) -> None:
+    start(store, "old@1", name="old", home="h1")
+    store.nodes.declare("old@1", [task("stays"), task("goes")], [])
+    store.jobs.enqueue([NewJob("goes", "q", "{}", limit_key="k", limit_max=1), NewJob("stays", "q", "{}")], 1)
+    start(store, "new@1", name="new", home="h2")
+    store.nodes.declare("new@1", [task("stays"), task("comes")], [])
+    assert sorted(store.jobs.tasks()) == ["comes", "goes", "stays"]  # the old one still runs
+    tasks = frozenset({"stays", "comes"})
+    assert [c.task for c in store.jobs.turn(turn(1, "new@1", wants={"q": [W] * 4}, tasks=tasks)).claims] == ["stays"]
+    store.nodes.end("old@1")
+    store.nodes.drop_undeclared()
+    assert sorted(store.jobs.tasks()) == ["comes", "stays"]
+    assert store.nodes.park() == 1
+    assert store.nodes.unserved() == [{"task": "goes", "queue": "q", "n": 1}]
+    assert not store.jobs.ready(["q"], 5)
+    start(store, "old@2", name="old", home="h1")
+    store.nodes.declare("old@2", [task("goes")], [])
+    assert store.nodes.park() == 1
+    claims = store.jobs.turn(turn(1, "old@2", wants={"q": [W]}, tasks=frozenset({"goes"}))).claims
+    assert [c.task for c in claims] == ["goes"]
+
+
+def test_rows_of_ended_nodes_are_forgotten_after_a_while(store: Store) -> None:
+    start(store, "n@1")
+    store.nodes.end("n@1")
+    for node in store.nodes.unreleased():
+        store.nodes.release(node)
+    assert store.nodes.forget(before=1) == []
+    assert store.nodes.forget(before=store.now() + 1) == ["n@1"]
+    assert store.nodes.all() == []
+
+
+def test_a_wish_reaches_its_node_and_is_answered_once(store: Store) -> None:
+    start(store)
+    wish = store.nodes.wish("n@1", "restart", W)
+    assert store.nodes.answer(wish) is None
+    assert [(w["id"], w["verb"], w["target"]) for w in store.nodes.wishes("n@1")] == [(wish, "restart", W)]
+    store.nodes.grant(wish, {"ok": True})
+    store.nodes.grant(wish, {"ok": False})
+    assert store.nodes.answer(wish) == {"ok": True}
+    assert store.nodes.wishes("n@1") == []
