@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -202,3 +203,10 @@ def test_a_container_that_was_killed_and_started_again_takes_up_its_jobs(init, t
     node.start()
     found = node.wait_job(job)
     assert (found["status"], found["result"], found["crashes"]) == ("done", "finished", 0)
+
+
+def test_two_containers_on_one_machine_do_not_take_each_others_pids_for_their_own() -> None:
+    asked = [*UNSHARE, sys.executable, "-c", "from ostler.lifecycle import family; print(family.boot_id())"]
+    inside = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    assert inside.split()[0] == family.boot_id().split()[0]
+    assert inside != family.boot_id()
