@@ -85,8 +85,9 @@ class Init(Node):
         own = namespace(self.pid, "pid_for_children")
         return {p.pid for p in family.processes() if namespace(p.pid) == own or p.parent == self.outer}
 
-    def zombies(self) -> list[int]:
-        return [p.pid for p in family.processes() if p.parent == self.outer and p.zombie]
+    def alone(self) -> bool:
+        """Whether PID 1 has no children, living or exited, but its guard and its two workers."""
+        return len([p for p in family.processes() if p.parent == self.outer]) == 3
 
 
 def children(pid: int) -> list[int]:
@@ -134,20 +135,40 @@ def test_grandchildren_that_a_job_left_are_reaped_and_workers_keep_their_exit_co
     body = {"jobs": [{"task": "leaves", "args": {"how": ways[n % 4]}} for n in range(40)]}
     jobs = node.post("/api/v1/jobs/bulk", body)[1]["ids"]
     assert all(node.wait_job(j)["status"] == "done" for j in jobs)
-    until(lambda: not node.zombies(), "all of them to be reaped")
+    until(node.alone, "all of them to be reaped")
     assert all(w["restart_count"] == 0 and w["generation"] == 1 for w in node.workers())
     node.enqueue("exits", code=7)
     node.wait_worker("worker:a:0", "to be back", lambda w: w["status"] == "healthy" and w["generation"] > 1)
     exits = node.get("/api/v1/workers/worker:a:0")[1]["exits"]
     assert {(e["code"], e["signal"]) for e in exits} == {(7, None)}
-    until(lambda: not node.zombies(), "the worker to be reaped, too")
+    until(node.alone, "the worker to be reaped, too")
 
 
 def test_they_are_reaped_as_they_exit_and_not_at_the_next_heartbeat(init) -> None:
     node = init(**LONG)
     for how in ("sleep 0.01 &", "setsid -f sleep 0.01"):
         assert node.wait_job(node.enqueue("leaves", how=how))["status"] == "done"
-    until(lambda: not node.zombies(), "both to be reaped", 30)
+    until(node.alone, "both to be reaped", 30)
+
+
+def test_what_an_exec_into_the_container_left_is_reaped(init) -> None:
+    """Probes and shells (`docker exec`) enter in a session of their own, and their orphans come to PID 1, too."""
+    node = init(**LONG)
+    enter = [
+        "nsenter",
+        f"--target={node.outer}",
+        "--pid",
+        "--mount",
+        "setsid",
+        "--wait",
+        "sh",
+        "-c",
+        "sleep 0.01 & sleep 0.01 &",
+    ]
+    for _ in range(5):
+        subprocess.run(enter, check=True, timeout=PATIENCE)
+    until(node.alone, "all of them to be reaped", 30)
+    assert all(w["generation"] == 1 for w in node.workers())
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
