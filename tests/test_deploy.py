@@ -147,6 +147,18 @@ def test_the_image_installs_extras_that_exist() -> None:
     assert wanted <= set(extras) | WITH_POSTGRESQL
 
 
+def test_the_files_that_the_operations_page_names_exist() -> None:
+    page = ROOT / "docs" / "operations.md"
+    links = re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", page.read_text())
+    assert {"../compose.yaml", "../deploy/systemd/ostler.service"} <= {path for path, _ in links}
+    assert [path for path, _ in links if path and not (page.parent / path).exists()] == []
+    headings = {
+        re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-")
+        for h in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    }
+    assert [anchor for path, anchor in links if not path and anchor[1:] not in headings] == []
+
+
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
     unit = tmp_path / "ostler.service"
