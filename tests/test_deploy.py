@@ -19,6 +19,7 @@ from tests.harness import call
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE = (ROOT / "compose.yaml").read_text()
+OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 UNIT = (ROOT / "deploy" / "systemd" / "ostler.service").read_text()
 PODS = {
     p.name: p.read_text() for p in (ROOT / "deploy" / "kubernetes").rglob("*.yaml") if "containers:" in p.read_text()
@@ -77,6 +78,8 @@ def test_everybody_waits_for_longer_than_a_stop_can_take() -> None:
         waits.append(numbers(r"terminationGracePeriodSeconds: (\d+)$", text)[0] - sum(before))
     assert len(waits) == 5
     assert min(waits) > WORST_STOP
+    promised = numbers(r"the largest `stop_grace` \+ `term_grace` \+ (\d+) s", OPERATIONS)
+    assert promised == [WORST_STOP - config.Settings().stop_grace - config.Settings().term_grace]
 
 
 def test_probes_are_answered_without_a_token(make_node) -> None:
@@ -148,13 +151,12 @@ def test_the_image_installs_extras_that_exist() -> None:
 
 
 def test_the_files_that_the_operations_page_names_exist() -> None:
-    page = ROOT / "docs" / "operations.md"
-    links = re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", page.read_text())
+    links = re.findall(r"\]\(([^)#]*)(#[^)]*)?\)", OPERATIONS)
     assert {"../compose.yaml", "../deploy/systemd/ostler.service"} <= {path for path, _ in links}
-    assert [path for path, _ in links if path and not (page.parent / path).exists()] == []
+    assert [path for path, _ in links if path and not (ROOT / "docs" / path).exists()] == []
     headings = {
         re.sub(r"[^a-z0-9 -]", "", h.lower()).replace(" ", "-")
-        for h in re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+        for h in re.findall(r"^#+ (.*)$", OPERATIONS, re.MULTILINE)
     }
     assert [anchor for path, anchor in links if not path and anchor[1:] not in headings] == []
 
