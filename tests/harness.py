@@ -71,23 +71,15 @@ class Node:
         """Only the process; whether it comes up is another matter."""
         self.folder.mkdir(parents=True, exist_ok=True)
         log = (self.folder / "node.log").open("ab")
-        argv = [
-            sys.executable,
-            "-m",
-            "ostler",
-            "up",
-            str(self.app),
-            "--data",
-            str(self.folder),
-            "--port",
-            "0",
-            *self.flags,
-        ]
         self.process = subprocess.Popen(
-            argv, stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
+            self.command(), stdout=log, stderr=log, env=self.env, cwd=self.folder, start_new_session=True
         )
         log.close()
         return self.process.pid
+
+    def command(self) -> list[str]:
+        up = [sys.executable, "-m", "ostler", "up", str(self.app)]
+        return [*up, "--data", str(self.folder), "--port", "0", *self.flags]
 
     def start(self, *, ready: bool = True) -> Node:
         pid = self.start_process()

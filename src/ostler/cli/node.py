@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,6 +28,10 @@ def up(app: str, data: str | None, store: str | None, file: Path | None, pools: 
 
     SIGTERM or Ctrl-C drains: workers finish what they have. A second one forces.
     """
+    if (
+        os.getpid() == 1
+    ):  # in a container: the kernel drops what PID 1 does not handle, and loading an app can take a while
+        signal.signal(signal.SIGTERM, _leave)
     loaded = apps.load(app)
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
@@ -35,6 +41,11 @@ def up(app: str, data: str | None, store: str | None, file: Path | None, pools: 
     from ostler.runtime import serve  # noqa: PLC0415  only this command needs the web framework
 
     serve(settings, loaded, app)
+
+
+def _leave(number: int, _: object) -> None:
+    """End at once: nothing of the node runs yet. An exception would be taken for one of the app's file."""
+    os._exit(128 + number)
 
 
 @click.command()

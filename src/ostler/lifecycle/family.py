@@ -32,10 +32,13 @@ class Seen(NamedTuple):
 
 
 def boot_id() -> str:
-    """Which boot of this machine; pids and start times mean nothing across two of them."""
+    """Which boot of this machine, and which pid namespace there: pids and start times mean nothing across two of them.
+
+    Containers on one machine share its boot, and each has a PID 1.
+    """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:  # noqa: PTH123
-            return file.read().strip()
+            return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"  # noqa: PTH115
     except OSError:
         return "unknown"
 

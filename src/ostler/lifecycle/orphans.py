@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from typing import Any
 
 from ostler.lifecycle import family
 from ostler.lifecycle.worker import Worker
@@ -39,6 +40,7 @@ class Orphans:
         ] = {}  # an orphan without a mark -> the workers that it may have come from
         self._doubtful: dict[int, float] = {}  # exited, of unknown origin -> since
         self._look: asyncio.TimerHandle | None = None
+        self._before: Any = None  # who handled SIGCHLD before us
         self._started = False
 
     # ---- start and stop
@@ -50,15 +52,15 @@ class Orphans:
         if not family.adopt_orphans():
             log.info("orphans cannot be adopted on this system; families are found by their mark alone")
         self.keep_guard()
-        with contextlib.suppress(ValueError, RuntimeError):  # not the main thread: then heartbeats do it
-            asyncio.get_running_loop().add_signal_handler(signal.SIGCHLD, self._rang)
+        self._listen(asyncio.get_running_loop())
 
     async def stop(self) -> None:
         """End the guard. Call when all workers are gone."""
         if self._started:
             self._started = False
-            with contextlib.suppress(ValueError, RuntimeError):
-                asyncio.get_running_loop().remove_signal_handler(signal.SIGCHLD)
+            if self._before is not None:
+                signal.signal(signal.SIGCHLD, self._before)
+                self._before = None
         if self._look:
             self._look.cancel()
             self._look = None
@@ -96,8 +98,20 @@ class Orphans:
 
     # ---- reaping
 
+    def _listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Hear of exits at once. Where that cannot be had, heartbeats look.
+
+        Not by the loop: uvloop refuses SIGCHLD. It takes the signal over when a route starts a program by asyncio, and
+        from then on heartbeats look, too.
+        """
+        with contextlib.suppress(ValueError):  # not the main thread
+            self._before = (
+                signal.signal(signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(self._rang)) or signal.SIG_DFL
+            )
+            signal.siginterrupt(signal.SIGCHLD, False)  # other threads must not find their reads and writes interrupted
+
     def _rang(self) -> None:
-        if self._look is None:
+        if self._started and self._look is None:
             self._look = asyncio.get_running_loop().call_later(_SOON, self.look)
 
     def look(self) -> None:
