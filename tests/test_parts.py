@@ -34,6 +34,7 @@ class Built:
     def __init__(self, folder: Path) -> None:
         node = Node(Settings(data=str(folder), port=0, workers=1, stop_grace=2.0), load(str(APP)), str(APP))
         self._listening = listen("127.0.0.1", 0)
+        node._member = node._membership(folder)
         node._open_store()
         self.parts = node._build(folder, self._listening.__enter__(), []).in_order
         self._threads = set(threading.enumerate())

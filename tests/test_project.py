@@ -122,14 +122,14 @@ def test_every_setting_can_come_from_toml_environment_and_flags(tmp_path: Path) 
             value = "localhost"
         toml = tmp_path / "o.toml"
         text = {True: "true"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
-        base = "stale_after = 1000\n" if name != "stale_after" else ""
+        base = "".join(f"{n} = 1000\n" for n in ("stale_after", "node_lease") if n != name)
         toml.write_text(f"{base}{name} = {text}\n".replace("'", '"'))
         assert getattr(config.load(file=toml, environ={}), name) == value
-        variables = {"OSTLER_STALE_AFTER": "1000"} | {f"OSTLER_{name.upper()}": str(value)}
-        if name == "stale_after":
+        variables = {"OSTLER_STALE_AFTER": "1000", "OSTLER_NODE_LEASE": "1000"} | {f"OSTLER_{name.upper()}": str(value)}
+        if name in ("stale_after", "node_lease"):
             variables["OSTLER_HEARTBEAT_INTERVAL"] = "5"
         assert getattr(config.load(environ=variables), name) == value
-        flags = {"stale_after": 1000.0} | {name: value}
+        flags = {"stale_after": 1000.0, "node_lease": 1000.0} | {name: value}
         assert getattr(config.load(flags, environ=variables | {f"OSTLER_{name.upper()}": str(value)}), name) == value
 
 

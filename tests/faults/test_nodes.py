@@ -177,6 +177,7 @@ def _cmdline(pid: int) -> str:
 def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
     """Another node of the same store went silent with a job in its hands; nobody restarts it."""
     from ostler.store import Store, now_ms
+    from ostler.store.nodes import NodeRow
     from ostler.store.rows import NewJob, Turn
 
     node = make_node(
@@ -184,18 +185,13 @@ def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
         "work=1",
         "--pool",
         "other=1",
-        OSTLER_UPKEEP_INTERVAL="0.3",
         OSTLER_HEARTBEAT_INTERVAL="0.3",
-        OSTLER_STALE_AFTER="1",
     )
     node.post("/api/v1/pools/work/pause")
     with Store.open("", node.folder) as store:
-        store.health.register("ghost", "node", None, now_ms())
-        store.health.mark_starting(
-            "ghost", "node", 1, 999_999, 1, now_ms(), {"boot_id": "another boot", "token": "none"}
-        )
+        store.nodes.register(NodeRow("ghost@1", "ghost", 1000, home="elsewhere", boot_id="another boot", pid=999_999))
         (job,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], now_ms())
-        assert [c.id for c in store.jobs.turn(Turn("ghost", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [
+        assert [c.id for c in store.jobs.turn(Turn("ghost@1", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [
             job
         ]
         (own,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 2}')], now_ms())

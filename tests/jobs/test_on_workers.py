@@ -227,21 +227,25 @@ def test_what_a_job_prints_is_in_the_workers_log(node: Node) -> None:
     until(lambda: "a line to remember" in (node.folder / "logs" / "other-0.log").read_text(), "the line")
 
 
-def test_a_task_that_is_no_longer_declared_fails_with_its_own_code(make_node, tmp_path: Path) -> None:
+def test_jobs_of_a_task_that_is_no_longer_declared_wait_until_it_is_again(make_node, tmp_path: Path) -> None:
     app = tmp_path / "one.py"
-    app.write_text(
-        "from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef old(job): ...\n@app.job(queue='q')\ndef kept(job): return 1\n"
-    )
-    node = make_node("--pool", "q=1", app=app)
+    both = "from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef old(job): return 2\n@app.job(queue='q')\ndef kept(job): return 1\n"
+    app.write_text(both)
+    node = make_node("--pool", "q=1", app=app, OSTLER_UPKEEP_INTERVAL="0.2", OSTLER_POLL_INTERVAL="0.2")
     node.post("/api/v1/workers/pause")
     job = node.enqueue("old")
     node.stop()
     app.write_text("from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef kept(job): return 1\n")
     node.start()
     node.post("/api/v1/workers/resume")
-    assert node.wait_job(job)["error"]["code"] == "UNKNOWN_TASK"
     assert node.wait_job(node.enqueue("kept"))["result"] == 1
     assert node.post("/api/v1/jobs", {"task": "old"})[0] == 422
+    until(lambda: node.job(job)["waiting_for"]["reason"] == "no_task", "the job to wait for its task")
+    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")["errors"]), "health to say so")
+    node.stop()
+    app.write_text(both)
+    node.start()
+    assert node.wait_job(job)["result"] == 2
 
 
 _ = time

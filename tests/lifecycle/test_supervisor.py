@@ -80,8 +80,8 @@ def test_more_than_three_beats_that_cannot_be_written_are_called_degraded(superv
         "HEARTBEAT_DEGRADED: the store has not taken 4 heartbeats in a row; workers go on"
     ]
 
-    class Health:
-        def update_heartbeats(self, node, beats) -> None: ...
+    class Nodes:
+        def beat(self, node) -> None: ...
 
-    supervisor.records._write_beats(type("S", (), {"health": Health()})(), [])
+    supervisor.records._write_beats(type("S", (), {"nodes": Nodes()})(), "n", [])
     assert not supervisor.records.degraded

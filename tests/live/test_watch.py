@@ -36,7 +36,7 @@ class Scene:
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
-        poll = SimpleNamespace(stranded={})
+        poll = SimpleNamespace(stranded=[])
         self.watch = Watch(Settings(), self.broker, self.bus, supervisor, dispatcher, poll, self, [], incidents, ["q"])
 
     async def call(self, work, *, patience=None):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
@@ -29,6 +29,7 @@ class _Seen(NamedTuple):
     ready: bool
     depths: dict[str, dict[str, int]]
     served: frozenset[str]
+    unserved: list[dict[str, Any]]
 
 
 class Poll:
@@ -37,14 +38,14 @@ class Poll:
     def __init__(self, settings: Settings, lane: Lane, supervisor: Supervisor, dispatcher: Dispatcher) -> None:
         self._settings, self._lane, self._supervisor, self._dispatcher = settings, lane, supervisor, dispatcher
         self._task: asyncio.Task[None] | None = None
-        self.stranded: dict[str, int] = {}
-        """Queues with jobs that are ready, or will be, and that no running node serves; how many."""
+        self.stranded: list[str] = []
+        """In words: queues with jobs that are ready, or will be, and tasks with jobs, that no running node serves."""
 
     async def start(self) -> None:
         """Look once, then again and again."""
         await self.look()
-        for queue, count in sorted(self.stranded.items()):
-            log.warning("%s", stranded(queue, count))
+        for complaint in self.stranded:
+            log.warning("%s", complaint)
         self._task = asyncio.get_running_loop().create_task(self._run(), name="poll")
 
     async def stop(self) -> None:
@@ -70,6 +71,7 @@ class Poll:
                 bool(queues) and store.jobs.ready(queues, now_ms()),
                 store.jobs.depths(),
                 store.health.served(since),
+                store.nodes.unserved(),
             )
 
         mark, pressure = self._supervisor.pauses.mark(), self._dispatcher.pressure
@@ -86,13 +88,23 @@ class Poll:
         for job, fence in seen.cancels:
             self._dispatcher.deadlines.cancel(job, fence)
         served = seen.served | {name for name, pool in self._supervisor.pools.items() if pool.slots}
-        self.stranded = {
-            queue: total
-            for queue, n in seen.depths.items()
+        self.stranded = [
+            stranded(queue, total)
+            for queue, n in sorted(seen.depths.items())
             if queue not in served and (total := n.get("queued", 0) + n.get("scheduled", 0))
-        }
+        ]
+        self.stranded += [unserved(row["task"], row["n"]) for row in seen.unserved if row["queue"] in served]
         if seen.ready or changed:
             self._dispatcher.wake()
+
+
+def unserved(task: str, count: int) -> str:
+    """The complaint about a task that nobody declares."""
+    jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
+    return (
+        f"{jobs} for task {task!r}, which no running node declares; deploy an app that has it, or cancel them with: "
+        f"ostler cancel --task {task}"
+    )
 
 
 def stranded(queue: str, count: int) -> str:

@@ -53,12 +53,7 @@ class Supervisor:
         self.slots: dict[str, Slot] = {}
         self.token = member.row.token or secrets.token_hex(8)
         self.bus = bus
-        loop = asyncio.get_running_loop()
-
-        def lost(node: str) -> None:  # in a lane's thread
-            loop.call_soon_threadsafe(lambda: self.lost(node))
-
-        self.records = Records(settings, lane, member, lost)
+        self.records = Records(settings, lane, member, self._told_lost)
         self.pauses = Pauses(self.pools, durable, settings.store_patience, bus)
         self.pauses.changed = self._paused
         limits = Limits(
@@ -69,6 +64,7 @@ class Supervisor:
         self._endings = Endings(self, self._recycling, limits)
         self._orphans = Orphans(self.token, lambda: [w for w in self._workers() if w.sweep is not True])
         self._wake = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._next_beat = 0.0
         self._last_look = time.monotonic()
@@ -89,6 +85,7 @@ class Supervisor:
 
     async def start(self) -> None:
         """Load what is known of the slots, and begin. Workers start in the order of their pools."""
+        self._loop = asyncio.get_running_loop()
         mark = self.pauses.mark()
         enabled, paused = await self.records.load(self.slots, self._known_slot)
         self.pauses.seen(mark, enabled, paused, still=True)
@@ -126,6 +123,11 @@ class Supervisor:
             slot.wanted = False
             for worker in slot.all():
                 self.kill(worker, "shutdown", on_purpose=True)
+
+    def _told_lost(self, node: str) -> None:
+        """In a lane's thread: the store refused a heartbeat."""
+        if self._loop:
+            self._loop.call_soon_threadsafe(lambda: self.lost(node))
 
     async def abandon(self) -> None:
         """Kill every worker, because this node was declared dead; returns when all are gone. No exit blames anybody."""

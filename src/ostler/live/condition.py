@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from ostler.jobs.backpressure import Pressure
-from ostler.jobs.poll import stranded as stranded_words
 from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
@@ -15,7 +14,7 @@ from ostler.store.lanes import Lane
 
 
 def condition(
-    supervisor: Supervisor, lanes: Sequence[Lane], pressure: Pressure, stranded: Mapping[str, int]
+    supervisor: Supervisor, lanes: Sequence[Lane], pressure: Pressure, stranded: Sequence[str]
 ) -> tuple[str, list[str]]:
     """(healthy | degraded | error, what is wrong, in words).
 
@@ -36,7 +35,7 @@ def condition(
             all_failed = all(slot.status is Status.FAILED for slot in meant)
             worst = "error" if all_failed or worst == "error" else "degraded"
     held = [f"queue {queue} is held: {why}" for queue, why in pressure.reasons(time.monotonic()).items()]
-    stuck = [stranded_words(queue, count) for queue, count in sorted(stranded.items())]
+    stuck = [*stranded]
     if held or stuck:
         errors += held + stuck
         worst = "degraded" if worst == "healthy" else worst
