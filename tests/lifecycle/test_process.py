@@ -79,7 +79,7 @@ def test_a_process_that_may_be_read_at_leisure_loses_no_frame_and_its_death_is_t
             rests += 1
             look()
 
-        process._look = counted  # type: ignore[method-assign]
+        process._look = counted
         assert await asyncio.wait_for(over, 30) == "SIGKILL"
         return told, rests
 

@@ -214,12 +214,10 @@ class Process:
             self._loop.remove_reader(self._socket.fileno())
             return
         self._tell(self._frames.feed(data))
-        if self._socket is None:
-            return
-        if self._frames.broken:
+        if self._frames.broken and self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._on_garbage(self._frames.broken)
-        elif not self._resting and self._unhurried():
+        elif self._socket is not None and not self._resting and self._unhurried():
             self._rest()
 
     def _rest(self) -> None:
