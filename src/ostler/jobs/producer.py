@@ -8,8 +8,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments, StoreGone, UnknownTask
 from ostler.jobs import signature
@@ -22,17 +23,14 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ostler")
-T = TypeVar("T")
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
     """A job that can be stored, or an InputError that says what is wrong with it. `tasks` holds rows of the tasks table."""
-    from ostler.store.rows import NewJob  # noqa: PLC0415  workers that enqueue nothing load no store
-
     declared = tasks.get(task) if isinstance(task, str) else None
     if declared is None:
         raise UnknownTask(f"there is no task {task!r}; declared are: {', '.join(sorted(tasks)) or 'none'}")
-    if not isinstance(args, Mapping):
+    if type(args) is not dict and not isinstance(args, Mapping):  # the first is the quick one
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
@@ -48,10 +46,17 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
-    job = NewJob(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
+    job = _new_job()(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
     if not options and not declared.get("policy"):
         return job
     return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))
+
+
+@cache
+def _new_job() -> type[NewJob]:
+    from ostler.store.rows import NewJob  # noqa: PLC0415  workers that enqueue nothing load no store
+
+    return NewJob
 
 
 def at_of(options: Mapping[str, Any]) -> int | None:
@@ -105,53 +110,59 @@ class Producer:
     """Stores jobs from any thread of any process; a connection per thread, made anew after a fork."""
 
     def __init__(self, settings: Settings) -> None:
+        from ostler.store import doorbell, now_ms  # noqa: PLC0415  workers that enqueue nothing load no store
+
         self.settings = settings
         self._local = threading.local()
+        self._now, self._ring = now_ms, doorbell.ring
 
     def store(self) -> Store:
         """This thread's durable connection."""
-        from ostler import private  # noqa: PLC0415
-        from ostler.store import Store, database_path  # noqa: PLC0415
-
         if getattr(self._local, "pid", None) != os.getpid():
-            settings = self.settings
-            path = database_path(settings.store, settings.data_dir)
-            private.check(path, write=True)
-            if not path.parent.exists():
-                private.prepare(path.parent, settings.group)
-            if not path.exists():
-                log.warning(
-                    "a new store is made at %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
-                    path,
-                )
-            self._local.store = Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
-            self._local.pid, self._local.folder = os.getpid(), path.parent
+            self._open()
         found: Store = self._local.store
         return found
 
+    def _open(self) -> None:
+        from ostler import private  # noqa: PLC0415
+        from ostler.store import Store, database_path  # noqa: PLC0415
+
+        settings = self.settings
+        path = database_path(settings.store, settings.data_dir)
+        private.check(path, write=True)
+        if not path.parent.exists():
+            private.prepare(path.parent, settings.group)
+        if not path.exists():
+            log.warning(
+                "a new store is made at %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
+                path,
+            )
+        self._local.store = Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience)
+        self._local.pid, self._local.folder = os.getpid(), path.parent
+
     def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
         """Store all of them or none, and wake the node. What was stored survives a power cut. Raises StoreBusy."""
-        return self._write(lambda store, now: store.jobs.enqueue(jobs, now))
+        store = self.store()
+        found = store.jobs.enqueue(jobs, self._now())
+        self._announce(store)
+        return found
 
     def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
         """Store jobs that belong together, all or none, and wake the node; (batch, jobs)."""
-        return self._write(lambda store, now: store.jobs.flows.batch(jobs, callback, now))
-
-    def _write(self, work: Callable[[Store, int], T]) -> T:
-        """Store, make sure that it went into the file that is there, and ring."""
-        from ostler.store import now_ms  # noqa: PLC0415
-        from ostler.store.doorbell import ring  # noqa: PLC0415
-
         store = self.store()
-        found = work(store, now_ms())
+        found = store.jobs.flows.batch(jobs, callback, self._now())
+        self._announce(store)
+        return found
+
+    def _announce(self, store: Store) -> None:
+        """Make sure that what was stored went into the file that is there, and ring."""
         try:
             store.db.check_file()
         except StoreGone:
             if store.db.path.exists():
                 self.close()  # another file is there now: the next try goes into that
             raise
-        ring(self._local.folder)
-        return found
+        self._ring(self._local.folder)
 
     def close(self) -> None:
         """Close this thread's connection."""
