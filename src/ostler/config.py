@@ -131,7 +131,7 @@ class Settings:
     retry_jitter: float = _setting(0.1, "each retry delay is made longer or shorter by up to this share")
     retention: float = _setting(
         604_800.0,
-        "done and cancelled jobs, with timeline, logs and artifacts' rows, are deleted after so long; 0: never",
+        "done and cancelled jobs, with timeline, logs and artifacts' rows, are deleted after so long, except the newest job; 0: never",
     )
     failed_retention: float = _setting(2_592_000.0, "failed jobs are deleted after so long; 0: never")
     upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")

@@ -39,8 +39,8 @@ class Step:
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
         """The job to store; raises InputError."""
         limit = self._app.producer.settings.max_payload
-        options = {**self._options, **more}
-        return prepare({self._row["name"]: self._row}, self._row["name"], self._args, limit, into=into, **options)
+        row = self._row
+        return prepare({row["name"]: row}, row["name"], self._args, limit, into=into, **{**self._options, **more})
 
     def waiting(self, into: str | None = None) -> dict[str, Any]:
         """As it waits in a chain, batch or schedule: a delay counts from when it is stored, not from now."""

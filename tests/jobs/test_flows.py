@@ -312,7 +312,7 @@ def test_an_idle_queue_with_a_rate_has_nothing_due(store: Store) -> None:
 
 
 def test_a_job_that_is_retried_during_a_purge_keeps_everything(store: Store) -> None:
-    (old,) = store.jobs.enqueue([job()], 1)
+    old, _newer = store.jobs.enqueue([job(), job()], 1)
     end(store, claim(store).claims[0], now=10)
     real = store.db.run
 

@@ -46,6 +46,11 @@ def ended(store: Store, count: int, at: int = 1000, events: int = 0) -> list[int
     return ids
 
 
+def newest(store: Store) -> int:
+    """A job that is not old. The newest one is never deleted: the next id follows on it."""
+    return store.jobs.enqueue([NewJob("t", "other", "{}")], now_ms())[0]
+
+
 def left(store: Store) -> tuple[int, int, int]:
     rows = store.db._connection.execute
     return tuple(rows(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("jobs", "job_events", "purged"))
@@ -54,24 +59,27 @@ def left(store: Store) -> tuple[int, int, int]:
 def test_one_round_deletes_all_that_is_old_however_much_it_is(store: Store, tmp_path: Path) -> None:
     for _ in range(5):
         ended(store, 5000)
+    newest(store)
     clean(tmp_path)
-    assert left(store) == (0, 0, 0)
+    assert left(store) == (1, 0, 0)
 
 
 def test_a_long_timeline_is_deleted_in_parts(store: Store, tmp_path: Path) -> None:
     ended(store, 1, events=7000)
     ended(store, 3)
+    newest(store)
     assert store.jobs.retention.purge(done_before=5000, failed_before=None) == ([], True)
-    assert left(store) == (4, 5000, 0)
+    assert left(store) == (5, 5000, 0)
     clean(tmp_path)
-    assert left(store) == (0, 0, 0)
+    assert left(store) == (1, 0, 0)
 
 
 def test_a_job_from_a_clock_that_was_ahead_does_not_keep_the_others(store: Store, tmp_path: Path) -> None:
     (ahead,) = ended(store, 1, at=now_ms() + 10**9)
     ended(store, 3)
+    last = newest(store)
     clean(tmp_path)
-    assert [job["id"] for job in store.jobs.list()[0]] == [ahead]
+    assert [job["id"] for job in store.jobs.list()[0]] == [last, ahead]
 
 
 def test_a_part_that_fails_does_not_stop_the_others(
@@ -80,11 +88,12 @@ def test_a_part_that_fails_does_not_stop_the_others(
     monkeypatch.setattr(scratch, "sweep", lambda root, **limits: 1 // 0)
     monkeypatch.setattr(Upkeep, "_clock", lambda self: 1 // 0)
     (job,) = ended(store, 1)
+    newest(store)
     log = tmp_path / "logs" / "jobs" / "0" / f"{job}.log"
     log.parent.mkdir(parents=True)
     log.write_text("what it printed")
     clean(tmp_path)
-    assert left(store) == (0, 0, 0)
+    assert left(store) == (1, 0, 0)
     assert not log.exists()
     assert "sweeping scratch: failed; the rest goes on" in caplog.text
 
@@ -114,6 +123,7 @@ def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None
     until(log.exists, "the log")
     node.kill()
     with Store.open("", node.folder) as store:  # the rows went, and then the node was killed
+        newest(store)
         assert sorted(store.jobs.retention.purge(done_before=now_ms() + 1, failed_before=None).jobs) == jobs
     assert artifact.exists()
     node.start()
@@ -141,6 +151,7 @@ def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: 
     store.jobs.enqueue([NewJob("t", "q", "{}", next=chain)], 1)
     while claims := store.jobs.turn(Turn("n", 2, wants={"q": ["w"] * 700})).claims:
         store.jobs.turn(Turn("n", 2, finishes=[Finish(c.id, c.fence, "done", 2, 2, "done") for c in claims]))
+    newest(store)
     clean(tmp_path)
     count = store.db._connection.execute
     assert [count(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("uniques", "batches", "steps")] == [600, 0, 0]

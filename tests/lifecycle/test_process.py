@@ -42,3 +42,47 @@ def test_what_was_sent_before_the_death_is_told_before_the_death(tmp_path: Path)
         return told
 
     assert asyncio.run(main()) == [["done", 1], ["done", 2], "last words", "SIGKILL"]
+
+
+_TALKER = (
+    "import os, signal, time\n"
+    "fd = int(os.environ['OSTLER_CONTROL'].partition(':')[0])\n"
+    "for n in range(300):\n"
+    "    os.write(fd, b'[\"done\", %d]\\n' % n)\n"
+    "    time.sleep(0.0001)\n"
+    "os.kill(os.getpid(), signal.SIGKILL)\n"
+)
+
+
+def test_a_process_that_may_be_read_at_leisure_loses_no_frame_and_its_death_is_told(tmp_path: Path) -> None:
+    async def main() -> tuple[list[object], int]:
+        told: list[object] = []
+        over = asyncio.get_running_loop().create_future()
+        launch = Launch(
+            [sys.executable, "-I", "-S", "-c", _TALKER], dict(os.environ), "t/w/1/", tmp_path / "log", beat=5.0
+        )
+        process = Process(
+            launch,
+            on_frame=told.append,
+            on_line=told.append,
+            on_labelled=lambda label, lines: None,
+            on_printed=lambda: None,
+            on_end=lambda ended: over.set_result(ended.signal),
+            on_garbage=told.append,
+            unhurried=lambda: True,
+        )
+        rests = 0
+        look = process._look
+
+        def counted() -> None:
+            nonlocal rests
+            rests += 1
+            look()
+
+        process._look = counted
+        assert await asyncio.wait_for(over, 30) == "SIGKILL"
+        return told, rests
+
+    told, rests = asyncio.run(main())
+    assert told == [["done", n] for n in range(300)]
+    assert 0 < rests < 300

@@ -159,14 +159,14 @@ def _facts(db: sqlite3.Connection) -> Facts:
     timelines = db.execute("SELECT job, count(*), max(seq), sum(name = 'done') FROM timeline GROUP BY job")
     batches = db.execute("SELECT id, total, pending, callback IS NOT NULL, callback_job FROM batches")
     paused = db.execute("SELECT key FROM meta WHERE key LIKE 'pool_paused:%' AND value = 'true'")
-    last = db.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
+    last = db.execute("SELECT max(id) FROM jobs").fetchone()
     return Facts(
         integrity,
         jobs,
         {job: tuple(counts) for job, *counts in timelines},
         {id_: dict(zip(("total", "pending", "calls", "callback_job"), rest)) for id_, *rest in batches},
         frozenset(key.removeprefix("pool_paused:") for (key,) in paused),
-        last[0] if last else 0,
+        last[0] or 0,
     )
 
 

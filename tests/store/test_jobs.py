@@ -155,6 +155,17 @@ def test_an_event_that_is_stored_beside_its_row_counts_once(store: Store) -> Non
     assert names(store, job) == ["created", "processing", "done", "retried"]
 
 
+def test_no_id_is_given_twice_also_after_the_newest_job_is_old(store: Store) -> None:
+    first, second = put(store, 2)
+    for c in claim(store, 2):
+        store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+    assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([first], False)
+    store.db._connection.execute("DELETE FROM jobs")  # whoever deletes it
+    assert store.jobs.find(second)["status"] == "done"
+    assert put(store) == [second + 1]
+    assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([second], False)
+
+
 def test_a_hold_is_a_write_and_only_the_current_claim_gets_one(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)

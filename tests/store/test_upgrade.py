@@ -6,6 +6,7 @@ import sqlite3
 from pathlib import Path
 
 from ostler.store import Store
+from ostler.store.rows import NewJob
 from tests.harness import until
 
 DUMP = Path(__file__).parent / "fixtures" / "schema-2.sql"
@@ -32,6 +33,17 @@ def test_an_older_store_upgrades_and_keeps_what_it_knows(tmp_path: Path) -> None
             "failed",
             "cancelled",
         }
+
+
+def test_an_id_that_an_older_store_has_given_is_not_given_again(tmp_path: Path) -> None:
+    folder = restored(tmp_path)
+    with sqlite3.connect(folder / "ostler.db") as old:
+        (newest,) = old.execute("SELECT max(id) FROM jobs").fetchone()
+        old.execute("DELETE FROM jobs WHERE id = ?", (newest,))  # purged, and remembered by AUTOINCREMENT alone
+    with Store.open("", folder) as store:
+        assert store.jobs.enqueue([NewJob("t", "q", "{}")], 1000) == [newest + 1]
+        assert store.jobs.find(newest)["task"] == "ostler:newest"
+        assert newest in store.jobs.retention.purge(done_before=1000, failed_before=None).jobs
 
 
 def test_no_event_of_an_older_store_is_told_twice_or_lost(tmp_path: Path) -> None:

@@ -43,6 +43,7 @@ from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
 log = logging.getLogger("ostler.jobs")
 
 _GATHER = 0.003  # a turn waits so long for more results, while every worker still has enough in hand
+_PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
 _FRAME_BYTES = 4_000_000  # of arguments in one frame
 
@@ -240,6 +241,7 @@ class Dispatcher:
             if not seat.jobs:
                 seat.next(now, at, begun=False)
             seat.jobs.extend(claims)
+            seat.worker.unhurried = len(seat.jobs) > _PLENTY
             for part in _parts(claims):
                 seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in part])
             self.deadlines.arm(seat)
@@ -374,6 +376,7 @@ class Dispatcher:
     def _end(self, seat: Seat, ran: Ran, result: Finish | Requeue) -> None:
         """The first job in hand has ended: the next one begins now. The verdict was made before anything is changed here."""
         claim, now = seat.jobs.popleft(), time.monotonic()
+        seat.worker.unhurried = len(seat.jobs) > _PLENTY
         self._durations.add(claim.queue, claim.task, now - seat.began)
         seat.next(now, ran.ended, begun=True)
         if seat.jobs and seat.jobs[0].timeout is not None:
@@ -409,6 +412,7 @@ class Dispatcher:
             return
         first = seat.jobs[0].id in jobs
         seat.jobs = deque(c for c in seat.jobs if c.id not in jobs)
+        seat.worker.unhurried = False
         if first:  # it had not begun: whatever was meant for it is over
             seat.next(time.monotonic(), at, begun=False)
         if not seat.jobs:

@@ -6,6 +6,7 @@ Workers and `ostler.testing` run jobs through `run`, so a test sees the results,
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
 import json
 import traceback
@@ -33,6 +34,7 @@ _EXPECTED = (Fail, Retry, Snooze, Cancel, Cancelled, LostClaim, BadArguments)
 # ("done", job, fence, result as JSON) or ("fail", job, fence, kind, error, seconds to wait or None)
 Outcome = tuple[Any, ...]
 
+_is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
 _json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
@@ -55,7 +57,7 @@ def run(
         values = json.loads(args)
         signature.check(job.task, task.parameters, values)
         result = task.function(job, **values)
-        if inspect.iscoroutinefunction(task.function):
+        if _is_async(task.function):
             result = wait(result)
         return ("done", id_, fence, _encode(result, max_result))
     except passing:
@@ -111,8 +113,10 @@ def _kind(error: BaseException, *, cancelled: bool) -> tuple[str, object]:
 
 
 def _encode(result: Any, most: int) -> str:
+    if result is None:
+        return "null"
     try:
-        text = "null" if result is None else _json(result)
+        text = _json(result)
         signature.check_depth(text)
     except (TypeError, ValueError, RecursionError) as error:
         raise Fail("BAD_RESULT", f"the result ({type(result).__name__}) cannot be written as JSON: {error}") from error

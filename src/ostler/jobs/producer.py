@@ -8,8 +8,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments, StoreGone, UnknownTask
 from ostler.jobs import signature
@@ -22,17 +23,14 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ostler")
-T = TypeVar("T")
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
     """A job that can be stored, or an InputError that says what is wrong with it. `tasks` holds rows of the tasks table."""
-    from ostler.store.rows import NewJob  # noqa: PLC0415  workers that enqueue nothing load no store
-
     declared = tasks.get(task) if isinstance(task, str) else None
     if declared is None:
         raise UnknownTask(f"there is no task {task!r}; declared are: {', '.join(sorted(tasks)) or 'none'}")
-    if not isinstance(args, Mapping):
+    if type(args) is not dict and not isinstance(args, Mapping):  # the first is the quick one
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
@@ -48,10 +46,17 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
-    job = NewJob(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
+    job = _new_job()(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
     if not options and not declared.get("policy"):
         return job
     return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))
+
+
+@cache
+def _new_job() -> type[NewJob]:
+    from ostler.store.rows import NewJob  # noqa: PLC0415  workers that enqueue nothing load no store
+
+    return NewJob
 
 
 def at_of(options: Mapping[str, Any]) -> int | None:
@@ -133,25 +138,28 @@ class Producer:
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
         """Store all of them or none, and wake the node. What was stored survives a power cut. Raises StoreBusy."""
-        return self._write(lambda store, now: store.jobs.enqueue(jobs, now))
+        store = self.store()
+        found = store.jobs.enqueue(jobs, store.now())
+        self._check(store)
+        return found
 
     def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
         """Store jobs that belong together, all or none, and wake the node; (batch, jobs)."""
-        return self._write(lambda store, now: store.jobs.flows.batch(jobs, callback, now))
-
-    def _write(self, work: Callable[[Store, int], T]) -> T:
-        """Store, and make sure that it went into the store that is there. Nodes that wait are woken with the commit."""
-        from ostler.store import database  # noqa: PLC0415
-
         store = self.store()
-        found = work(store, store.now())
+        found = store.jobs.flows.batch(jobs, callback, store.now())
+        self._check(store)
+        return found
+
+    def _check(self, store: Store) -> None:
+        """Make sure that what was stored went into the store that is there."""
         try:
             store.db.check()
         except StoreGone:
+            from ostler.store import database  # noqa: PLC0415
+
             if database.exists(self.settings.store, self.settings.data_dir):
                 self.close()  # another one is there now: the next try goes into that
             raise
-        return found
 
     def close(self) -> None:
         """Close this thread's connection."""

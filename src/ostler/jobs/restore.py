@@ -6,8 +6,8 @@ Everything is compared first and written only where it differs: a job that chang
 
 from __future__ import annotations
 
+import _locale
 import _signal  # type: ignore[import-not-found]  # that of `signal` makes enums: 30 times slower
-import contextlib
 import faulthandler
 import locale
 import logging
@@ -31,6 +31,7 @@ _LIMITS = tuple(
     getattr(resource, f"RLIMIT_{name}") for name in ("AS", "CPU", "DATA", "FSIZE", "NOFILE", "NPROC", "STACK")
 )
 _SIGNALS = tuple(sorted({int(s) for s in signal.valid_signals() if s < 32} - {signal.SIGKILL, signal.SIGSTOP}))
+_umask, _dup2, _getcwd, _setlocale = os.umask, os.dup2, os.getcwd, _locale.setlocale
 _VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined]  # noqa: SLF001  what os.environ compares slowly
 
 
@@ -70,9 +71,11 @@ class Baseline:
 
     def restore(self) -> str | None:
         """Put back what differs. What could not be put back, in words: then no other job should run in this process."""
-        with contextlib.suppress(Exception):  # it cannot even be read, as a working directory that was deleted
+        try:
             if self._read() == self._same:
                 return None
+        except Exception:  # noqa: BLE001, S110  it cannot even be read, as a working directory that was deleted
+            pass
         left = []
         for what, step in self._steps:
             try:
@@ -87,23 +90,24 @@ class Baseline:
 
     def _read(self) -> tuple[Any, ...]:
         """All that is compared. The umask, descriptors and current event loop are as quickly written as read."""
-        os.umask(self._umask)
-        for number, own in enumerate(self._descriptors):
-            os.dup2(own, number)
-        stdin, stdout, stderr = sys.stdin, sys.stdout, sys.stderr
+        _umask(self._umask)
+        stdin, stdout, stderr = self._descriptors
+        _dup2(stdin, 0)
+        _dup2(stdout, 1)
+        _dup2(stderr, 2)
         return (
             sys.getrecursionlimit(),
-            stdin,
-            stdout,
-            stderr,
-            *(stream.closed for stream in self._streams.values()),
+            sys.stdin,
+            sys.stdout,
+            sys.stderr,
+            [stream.closed for stream in self._streams.values()],
             faulthandler.is_enabled(),
-            signal.getitimer(signal.ITIMER_REAL),
-            *map(_signal.getsignal, _SIGNALS),
-            _signal.pthread_sigmask(signal.SIG_BLOCK, ()),
-            *(map(resource.getrlimit, _LIMITS) if "resource" in sys.modules else ()),
-            os.getcwd(),  # noqa: PTH109
-            locale.setlocale(locale.LC_ALL),
+            _signal.getitimer(_signal.ITIMER_REAL),
+            [*map(_signal.getsignal, _SIGNALS)],
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, ()),
+            [*map(resource.getrlimit, _LIMITS)] if "resource" in sys.modules else None,
+            _getcwd(),
+            _setlocale(locale.LC_ALL),
             self._variables == _VARIABLES,
             self._restore_loop(),
         )

@@ -141,8 +141,10 @@ class Runner:
 
     def _label(self, job: int) -> None:
         """What is printed from here on, also by programs that the job starts, is this job's."""
-        with contextlib.suppress(OSError):
+        try:  # noqa: SIM105  once for each job: `suppress` would be an object each time
             self._baseline.write(self._marker % job)
+        except OSError:
+            pass
 
     def _give_back(self) -> None:
         """Return what waits here, before the end of the running job: the node takes that for the beginning of the next one."""

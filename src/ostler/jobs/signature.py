@@ -159,6 +159,8 @@ def _is_json(value: Any) -> bool:
 
 def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
     """Raise BadArguments, with every complaint in one sentence, unless the arguments fit."""
+    if not parameters and not args:
+        return
     known = {p["name"]: p for p in parameters}
     complaints = [
         f"{name!r} is missing" for name, p in known.items() if name != "**" and p["required"] and name not in args

@@ -61,8 +61,11 @@ class Channel:
                 "let the job itself call job.event, job.progress and job.publish"
             )
         data = encode(list(frame))
-        with self._sending, contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self._socket.sendall(data)
+        with self._sending:
+            try:  # noqa: SIM105  once for each job: `suppress` would be an object each time
+                self._socket.sendall(data)
+            except (BrokenPipeError, ConnectionResetError):
+                pass
 
     def _guarded(self) -> None:
         """A worker without its channel is of no use to anybody: it leaves at once, with the reason in its log."""

@@ -39,6 +39,7 @@ log = logging.getLogger("ostler.lifecycle")
 # select(), or close all that could be open, count on it.
 _FILES = resource.getrlimit(resource.RLIMIT_NOFILE)
 
+_REST = 0.001  # between two looks at a process that has much to do and says much
 _LOG_LINES = 40
 _LINE_LENGTH = 2000
 
@@ -87,8 +88,10 @@ class Process:
         on_printed: Callable[[], None],
         on_end: Callable[[Ended], None],
         on_garbage: Callable[[str], None],
+        unhurried: Callable[[], bool] = lambda: False,
     ) -> None:
         self._loop = asyncio.get_running_loop()
+        self._unhurried, self._resting = unhurried, False
         self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
         self._on_labelled, self._on_printed = on_labelled, on_printed
         self._label = ""
@@ -214,6 +217,25 @@ class Process:
         if self._frames.broken and self._socket is not None:
             self._loop.remove_reader(self._socket.fileno())
             self._on_garbage(self._frames.broken)
+        elif self._socket is not None and not self._resting and self._unhurried():
+            self._rest()
+
+    def _rest(self) -> None:
+        """Read in a moment what it says meanwhile, all at once. Its end is noticed at once all the same."""
+        assert self._socket is not None
+        self._resting = True
+        self._loop.remove_reader(self._socket.fileno())
+        self._loop.remove_reader(self._output)
+        self._loop.call_later(_REST, self._look)
+
+    def _look(self) -> None:
+        self._resting = False
+        if self._socket is None or self.ended is not None:
+            return
+        self._loop.add_reader(self._output, self._read_output)
+        self._loop.add_reader(self._socket.fileno(), self._read_frames)
+        self._read_output()
+        self._read_frames()
 
     def _tell(self, frames: list[Frame]) -> None:
         """One frame that cannot be handled does not swallow the others."""

@@ -61,6 +61,7 @@ class Starts:
                 on_printed=lambda: self._supervisor.bus.send(Printed(slot.component)),
                 on_end=lambda ended: self._noticed_end(worker, ended),
                 on_garbage=lambda what: self._garbage(worker, what),
+                unhurried=lambda: worker.unhurried,
             )
         except (OSError, ValueError) as error:
             why = getattr(error, "strerror", None) or error

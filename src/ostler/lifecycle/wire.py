@@ -13,16 +13,19 @@ EOF on either side means that the other one died.
 from __future__ import annotations
 
 import json
+from json.encoder import c_make_encoder, encode_basestring_ascii  # type: ignore[attr-defined]
 from typing import Any
 
 Frame = list[Any]
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # json.dumps would make a new one for each frame
+_scan = json.JSONDecoder().scan_once  # type: ignore[attr-defined]
+# The encoder in C is made once; `encode` would make a new one for each frame.
+_chunks = c_make_encoder(None, json.JSONEncoder().default, encode_basestring_ascii, None, ":", ",", False, False, True)
 LONGEST = 64 * 1024 * 1024  # a line longer than this is not ours
 
 
 def encode(frame: Frame) -> bytes:
     """One frame as bytes."""
-    return _encode(frame).encode() + b"\n"
+    return "".join(_chunks(frame, 0)).encode() + b"\n"
 
 
 class Frames:
@@ -45,8 +48,11 @@ class Frames:
         frames: list[Frame] = []
         for line in lines:
             try:
-                frame = json.loads(line.decode())  # of bytes, json would guess the encoding first
-            except ValueError:
+                text = line.decode()
+                frame, end = _scan(text, 0)
+                if end != len(text):
+                    frame = json.loads(text)
+            except (ValueError, StopIteration):
                 frame = None
             if not isinstance(frame, list) or not frame or not isinstance(frame[0], str):
                 self.broken = f"not a frame: {line[:80]!r}"

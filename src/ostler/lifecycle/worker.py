@@ -199,6 +199,7 @@ class Worker:
     last_beat_ms: int = 0
     rss_mb: float | None = None
     served: int = 0
+    unhurried: bool = False  # its tenant can wait a moment for what it says
     unwell: str | None = None  # what its probe last complained of
     tired: str | None = None  # why it asked to be recycled
     leave: bool = False  # asked to leave

@@ -45,7 +45,13 @@ class JobRecords(JobReading):
 
         Returns an id for each, in order: that of the job which already holds its unique key, where there is one.
         """
-        return [job for job, _ in self.put(jobs, now)]
+        if len(jobs) == 1 and (job := jobs[0]).unique_key is job.limit_key is job.next is None:  # the usual case
+            with self._db.transaction():
+                ids = self._db.insert("enqueue", [(*job, now)])
+                self._db.run_many("depth_add", [(job.queue, _state_of(job, now), 1)])
+                self._db.ring((job.queue,))
+            return ids
+        return [stored for stored, _ in self.put(jobs, now)]
 
     def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
         """`enqueue`, telling for each whether it is new."""
@@ -87,7 +93,7 @@ class JobRecords(JobReading):
         self._unsettled.update((j.queue, j.limit_key) for j in jobs if j.limit_key is not None)
         moved: dict[tuple[str, str], int] = {}
         for job, stored in zip(jobs, ids, strict=True):
-            key = (job.queue, _SCHEDULED if job.run_at is not None and job.run_at > now else _QUEUED)
+            key = (job.queue, _state_of(job, now))
             moved[key] = moved.get(key, 0) + 1
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
@@ -385,6 +391,10 @@ class JobRecords(JobReading):
                         done[job] = verb(job)
                 self._settle()
         return done
+
+
+def _state_of(job: NewJob, now: int) -> str:
+    return _SCHEDULED if job.run_at is not None and job.run_at > now else _QUEUED
 
 
 def _state(row: Any) -> str:

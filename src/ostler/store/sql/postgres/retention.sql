@@ -1,11 +1,12 @@
 -- Deleting what is too old. Finding it is a read, deleting it a short write that looks once more.
 
 -- name: old_jobs
-SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'done' AND finished_at < :done ORDER BY finished_at LIMIT :limit) AS x
+-- Never the newest job, as on SQLite, whose next id follows on it.
+SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'done' AND finished_at < :done AND id < (SELECT max(id) FROM ostler.jobs) ORDER BY finished_at LIMIT :limit) AS x
  UNION ALL
-SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'cancelled' AND finished_at < :done ORDER BY finished_at LIMIT :limit) AS x
+SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'cancelled' AND finished_at < :done AND id < (SELECT max(id) FROM ostler.jobs) ORDER BY finished_at LIMIT :limit) AS x
  UNION ALL
-SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'failed' AND finished_at < :failed ORDER BY finished_at LIMIT :limit) AS x
+SELECT id, seq FROM (SELECT id, seq FROM ostler.jobs WHERE status = 'failed' AND finished_at < :failed AND id < (SELECT max(id) FROM ostler.jobs) ORDER BY finished_at LIMIT :limit) AS x
  LIMIT :limit;
 
 -- name: purge_jobs

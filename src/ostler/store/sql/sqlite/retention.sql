@@ -1,11 +1,12 @@
 -- Deleting what is too old. Finding it is a read, deleting it a short write that looks once more.
 
 -- name: old_jobs
-SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'done' AND finished_at < :done ORDER BY finished_at LIMIT :limit)
+-- Never the newest job: the next one's id follows on it.
+SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'done' AND finished_at < :done AND id < (SELECT max(id) FROM jobs) ORDER BY finished_at LIMIT :limit)
  UNION ALL
-SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'cancelled' AND finished_at < :done ORDER BY finished_at LIMIT :limit)
+SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'cancelled' AND finished_at < :done AND id < (SELECT max(id) FROM jobs) ORDER BY finished_at LIMIT :limit)
  UNION ALL
-SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'failed' AND finished_at < :failed ORDER BY finished_at LIMIT :limit)
+SELECT id, seq FROM (SELECT id, seq FROM jobs WHERE status = 'failed' AND finished_at < :failed AND id < (SELECT max(id) FROM jobs) ORDER BY finished_at LIMIT :limit)
  LIMIT :limit;
 
 -- name: purge_jobs

@@ -17,3 +17,15 @@ SELECT id, claim_seq, claimed_at, CAST('processing' AS TEXT), CAST(json_object('
  UNION ALL
 SELECT id, seq, finished_at, CAST('done' AS TEXT), CAST(NULL AS TEXT) FROM jobs
  WHERE status = 'done' AND NOT EXISTS (SELECT 1 FROM job_events WHERE job = jobs.id AND seq = jobs.seq);
+
+-- AUTOINCREMENT writes another page with each enqueue. Ids are never used twice all the same: the newest job stays when old ones are
+-- deleted, so that the next id is always above all that were ever given. Here that may need a stand-in, which goes like any old job.
+INSERT INTO jobs (id, task, queue, args, attempts, status, seq, created_at, finished_at)
+SELECT seq, 'ostler:newest', 'default', '{}', 1, 'done', 2, 0, 0 FROM sqlite_sequence
+ WHERE name = 'jobs' AND seq > (SELECT coalesce(max(id), 0) FROM jobs);
+CREATE TRIGGER jobs_keep_newest BEFORE DELETE ON jobs WHEN old.id = (SELECT max(id) FROM jobs)
+BEGIN SELECT RAISE(IGNORE); END;
+PRAGMA writable_schema = 1;
+UPDATE sqlite_master SET sql = replace(sql, 'INTEGER PRIMARY KEY AUTOINCREMENT', 'INTEGER PRIMARY KEY')
+ WHERE type = 'table' AND name = 'jobs';
+PRAGMA writable_schema = RESET;
