@@ -381,7 +381,7 @@ class Scan:
         full = not self.hinted or self.cost < 0.005 or begun >= self.again
         rank, low = (-(2**31), 0) if full else self.low
         rows = db.execute(
-            CLAIM, {"queue": "q", "rank": rank, "low": low, "limit": many, "node": node}, prepare=True
+            CLAIM, {**WHOLE, "rank": rank, "low": low, "limit": many, "look": 3 * many, "node": node}, prepare=True
         ).fetchall()
         places = [(r[6], r[7]) for r in rows]
         self.seen = max([self.seen, *places])
@@ -491,8 +491,8 @@ def left_overs(db: psycopg.Connection) -> None:
 
 def fill(db: psycopg.Connection, queued: int, task: str = "noop") -> None:
     db.execute(
-        "INSERT INTO jobs (task, queue, args, attempts, seq, created_at) SELECT 'noop', %s, '{\"n\": 1}', 3, 1, 1 FROM generate_series(1, %s)",
-        [queue, queued],
+        "INSERT INTO jobs (task, queue, args, attempts, seq, created_at) SELECT %s, 'q', '{}', 3, 1, 1 FROM generate_series(1, %s)",
+        [task, queued],
     )
 
 
