@@ -337,6 +337,7 @@ def chaos(arguments: argparse.Namespace) -> None:
 
 def report_chaos(db: psycopg.Connection, kills: Counter[str], stored: int, took: float) -> None:
     one = lambda sql: db.execute(sql).fetchone()[0]  # noqa: E731
+    db.execute("CREATE INDEX ON runs (key, began); CREATE INDEX ON unique_log (key); ANALYZE")
     total = one("SELECT count(*) FROM jobs")
     print(
         f"{total} jobs in {took:.0f} s, {dict(kills)} killed, {one('SELECT count(*) FROM runs')} runs, {one('SELECT count(*) FROM runs WHERE ended IS NULL')} without an end"
@@ -691,6 +692,8 @@ def main() -> None:
         help="way:batch:storage options",
     )
     arguments = parser.parse_args()
+    if arguments.what != "plans":  # else a plan made while the table was tiny goes on to read all of it when it is not
+        os.environ["PGOPTIONS"] = "-c enable_seqscan=off"
     {"chaos": chaos, "snapshot": snapshot, "plans": plans, "cost": cost}[arguments.what](arguments)
 
 
