@@ -12,6 +12,7 @@ import importlib.util
 import itertools
 import os
 import pwd
+import random
 import shutil
 import signal
 import socket
@@ -315,9 +316,11 @@ def open_server() -> Server:
 
 
 def free_port() -> int:
-    with socket.create_server((LOOPBACK, 0)) as probe:
-        port: int = probe.getsockname()[1]
-        return port
+    """Below the range from which the kernel serves everybody else, so that the port is still free after a restart."""
+    while True:
+        port = random.randrange(12_000, 30_000)
+        with contextlib.suppress(OSError), socket.create_server((LOOPBACK, port)):
+            return port
 
 
 # ---- a proxy
@@ -337,7 +340,7 @@ class Proxy:
         self._pairs: set[tuple[socket.socket, socket.socket]] = set()
         self._guard = threading.Lock()
         self._listener: socket.socket | None = None
-        self._listen(0)
+        self._listen(free_port())
 
     def _listen(self, port: int) -> None:
         self._listener = socket.create_server((LOOPBACK, port))
