@@ -97,10 +97,14 @@ class JobRecords(JobReading):
             self._note(turn.notes, timeline)
             self._finish(turn.finishes, turn.now, timeline, lost, counts)
             self._requeue(turn.requeues, turn.now, timeline, lost, counts)
+            due = self._db.run("next_due")[0]["due"]
+            if turn.wants and due is not None and due <= turn.now:
+                self._promote(turn.now)
+                due = self._db.run("next_due")[0]["due"]
             claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
             self._timeline(timeline)
             self._tallies.add(counts, turn.now)
-            dues.append(self._db.run("next_due")[0]["due"])
+            dues.append(due)
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed)
 
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
@@ -186,14 +190,15 @@ class JobRecords(JobReading):
         self._moved(moved)
         limits.put_heads(self._db, limited)
 
+    def _promote(self, now: int) -> None:
+        """Scheduled jobs whose time has come wait in their queue."""
+        promoted = self._db.run("promote", now=now)
+        limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
+        for queue, n in Counter(row["queue"] for row in promoted).items():
+            self._moved({(queue, _SCHEDULED): -n, (queue, _QUEUED): n})
+
     def _claim(self, turn: Turn, counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
-        promoted = self._db.run("promote", now=turn.now)
-        limits.put_heads(self._db, {(r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None})
-        moved: Counter[tuple[str, str]] = Counter()
-        for row in promoted:
-            moved[row["queue"], _SCHEDULED] -= 1
-            moved[row["queue"], _QUEUED] += 1
         claims: list[Claim] = []
         dues: list[int | None] = []
         keys = limits.Keys(self._db)  # counted once for the whole turn: a key may have jobs in several queues
@@ -212,16 +217,13 @@ class JobRecords(JobReading):
             for ms, n in Counter(waited).items():
                 _count(counts, queue, f"wait:{bin_of(ms)}", n)
         if not claims:
-            self._moved(moved)
             return claims, dues, 0
         batch = json.dumps([[c.id, c.worker] for c in claims])
         held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
         limits.put_heads(self._db, keys.picked)
         taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():
-            moved[queue, _QUEUED] -= n
-            moved[queue, _PROCESSING] += n
-        self._moved(moved)
+            self._moved({(queue, _QUEUED): -n, (queue, _PROCESSING): n})
         return taken, dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:

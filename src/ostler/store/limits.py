@@ -81,14 +81,18 @@ def put_heads(db: SqliteDatabase, keys: AbstractSet[Key]) -> None:
 
 
 class Keys:
-    """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it."""
+    """How many jobs of each limited key run, as counted in a turn before the first of them is picked, and raised by what is picked."""
 
     def __init__(self, db: SqliteDatabase) -> None:
         self._db = db
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
+        self._counted = False
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
-        for row in db.run("running_by_key"):
+
+    def _count(self) -> None:
+        self._counted = True
+        for row in self._db.run("running_by_key"):
             self._running[row["limit_key"]] = row["n"]
             if row["n"] >= row["most"]:
                 self._full.add(row["limit_key"])
@@ -112,7 +116,11 @@ class Keys:
         """The first jobs of the ready index, none of which has a full key."""
         while True:
             rows = self._db.run("claimable", queue=queue, limit=count, full=json.dumps(sorted(self._full)))
-            keyed = (row for row in rows if row["limit_key"] is not None)
+            keyed = [row for row in rows if row["limit_key"] is not None]
+            if keyed and not self._counted:  # most turns meet none
+                self._count()
+                if self._full:
+                    continue
             blocked = {row["limit_key"] for row in keyed if self._running.get(row["limit_key"], 0) >= row["limit_max"]}
             if not blocked:
                 return rows
