@@ -42,7 +42,7 @@ from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
 
 log = logging.getLogger("ostler.jobs")
 
-_GATHER = 0.003  # a turn waits so long for more results, while every worker still has enough in hand
+_GATHER = 0.001  # a turn waits so long for more results, while every worker still has enough in hand
 _PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
 _FRAME_BYTES = 4_000_000  # of arguments in one frame

@@ -1,6 +1,6 @@
 """The job worker: what `python -m ostler.jobs.runner APP` does in a process of its own. Imports no web framework, no store.
 
-The main thread runs jobs one after another; the channel's side thread takes what the node says. One frame per job goes
+The main thread runs jobs one after another; meanwhile the channel's side thread takes what the node says. One frame per job goes
 back, and the node takes it as the beginning of the next one too, so it always knows which job a dead worker was at.
 """
 
@@ -56,7 +56,7 @@ class Runner:
         self._marker = b""  # the line that says whose output follows
         self.channel = Channel(self._heard)
 
-    # ---- the side thread
+    # ---- what the node says: on the side thread, or on the main thread while it has nothing to do
 
     def _heard(self, frame: Frame) -> None:
         match frame:
@@ -105,11 +105,13 @@ class Runner:
         self._baseline = Baseline()
         self.channel.send("ready", {"tasks": sorted(tasks)})
         while True:
+            if not self._line:
+                self.channel.listen(lambda: self._line or self._stopping)
             with self._turn:
-                while not self._line and not self._stopping:
-                    self._turn.wait()
                 if not self._line:
-                    return
+                    if self._stopping:
+                        return
+                    continue  # it was given back meanwhile
                 job, fence, task, args, attempt, crashes, first = self._line.popleft()
                 self._current = handle = Job(job, task, attempt, crashes, fence, self.channel.send)
                 handle._holds = partial(self._holds, job, fence)  # noqa: SLF001

@@ -9,7 +9,7 @@ from ostler.lifecycle.worker import Worker
 from ostler.store.rows import Claim
 
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
-_HANDOVER_MOST = 128
+_HANDOVER_MOST = 256
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 
 

@@ -1,7 +1,8 @@
 """The worker's end of the lifecycle: beats, frames, and leaving when the node dies. Standard library alone.
 
-A side thread owns the control channel's reading side, so a long job neither stops the beat nor delays a cancel. EOF
-means that the node died: the thread ends the worker's whole family and then the worker itself, at once.
+A side thread beats, and reads the control channel while the main thread works, so a long job neither stops the beat nor delays a
+cancel. While the main thread has nothing to do it reads the channel itself: new work reaches it without a detour. EOF means
+that the node died: whoever reads it ends the worker's whole family and then the worker itself, at once.
 """
 
 from __future__ import annotations
@@ -44,6 +45,11 @@ class Channel:
         self._heard, self._facts = heard, facts
         self._pid = os.getpid()
         self._sending = threading.Lock()
+        self._frames = Frames()
+        self._reading = threading.Lock()  # held by the thread that waits at the socket
+        self._lent = threading.Event()  # set: the side thread is to wait there
+        self._lent.set()
+        self._woken, self._waker = os.pipe()  # calls the side thread away from there
         self._thread = threading.Thread(target=self._guarded, name="ostler-control", daemon=True)
 
     def open(self) -> None:
@@ -67,36 +73,56 @@ class Channel:
             except (BrokenPipeError, ConnectionResetError):
                 pass
 
+    def listen(self, until: Callable[[], object]) -> None:
+        """Hear frames on the calling thread until that is true: for the main thread, while it has nothing to do."""
+        try:
+            self._lent.clear()
+            os.write(self._waker, b"!")
+            with self._reading:
+                while not until():
+                    self._receive()
+        finally:
+            self._lent.set()
+
     def _guarded(self) -> None:
         """A worker without its channel is of no use to anybody: it leaves at once, with the reason in its log."""
         try:
-            self._listen()
+            self._attend()
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
             leave()
 
-    def _listen(self) -> None:
-        frames = Frames()
+    def _attend(self) -> None:
         next_beat = 0.0
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
+        poll.register(self._woken, select.POLLIN)
         while True:
             now = time.monotonic()
             if now >= next_beat:
                 self.send("beat", *memory_mb(), *([self._facts()] if self._facts else []))
                 next_beat = now + self._interval
-            if not poll.poll(max(0.0, next_beat - time.monotonic()) * 1000):
+            if not self._lent.wait(max(0.0, next_beat - time.monotonic())):
                 continue
-            try:
-                data = self._socket.recv(1 << 20)
-            except ConnectionResetError:
-                data = b""
-            if not data:
-                leave()
-            for frame in frames.feed(data):
-                self._heard(frame)
-            if frames.broken:
-                raise ValueError(frames.broken)
+            with self._reading:
+                ready = {number for number, _ in poll.poll(max(0.0, next_beat - time.monotonic()) * 1000)}
+                if self._woken in ready:
+                    os.read(self._woken, 64)
+                if self._socket.fileno() in ready:
+                    self._receive()
+
+    def _receive(self) -> None:
+        """Wait for what comes next, and handle it."""
+        try:
+            data = self._socket.recv(1 << 20)
+        except ConnectionResetError:
+            data = b""
+        if not data:
+            leave()
+        for frame in self._frames.feed(data):
+            self._heard(frame)
+        if self._frames.broken:
+            raise ValueError(self._frames.broken)
 
 
 def memory_mb() -> tuple[float, float]:

@@ -15,6 +15,7 @@ from ostler.errors import Conflict, NotFound
 from ostler.store import limits
 from ostler.store.database import Database
 from ostler.store.flows import Flows
+from ostler.store.frontier import Frontier
 from ostler.store.identity import LIVE, lost_node, name_of
 from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import JobReading
@@ -36,6 +37,8 @@ class JobRecords(JobReading):
         self.retention = Retention(db, self._moved)
         self._tallies = Tallies(db)
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
+        self._frontier = Frontier(whole=not db.shared)
+        self._gathered: Counter[tuple[str, str]] | None = None  # the moves of the turn that is under way
         self._waits: list[str] = []  # the queues for which the node has idle workers, as its row says
 
     # ---- producers
@@ -109,20 +112,35 @@ class JobRecords(JobReading):
         No job is claimed twice: the claim finds it queued and holds its row, or it does not get it. Raises NodeLost when the node was
         declared dead; then nothing was written.
         """
+        try:
+            return self._turn(turn)
+        finally:
+            self._gathered = None
+
+    def _turn(self, turn: Turn) -> Taken:
         lost: list[int] = []
         timeline: list[_EVENT] = []
         counts: Counts = {}
+        moved: Counter[tuple[str, str]] = Counter()
         with self._db.transaction():
             if turn.number and not self._begin(turn):
                 return Taken(self._claims_of(turn.node), [], turn.now, replayed=True)
+            self._gathered = moved
             self._note(turn.notes, timeline)
             self._finish(turn.finishes, turn.now, timeline, lost, counts)
             self._requeue(turn.requeues, turn.now, timeline, lost, counts)
+            due = self._db.run("next_due")[0]["due"]
+            if turn.wants and due is not None and due <= turn.now:
+                self._promote(turn.now)
+                due = self._db.run("next_due")[0]["due"]
+            self._settle()  # before the claims: those take locks without waiting
             claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
             self._settle()
             self._timeline(timeline)
             self._tallies.add(counts, turn.now)
-            dues.append(self._db.run("next_due")[0]["due"])
+            dues.append(due)
+            self._gathered = None
+            self._moved(moved)
             again = turn.number > 0 and self._db.shared and self._tell_waits(turn, claims)
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
 
@@ -232,49 +250,53 @@ class JobRecords(JobReading):
                 self._unsettled.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
         self._moved(moved)
+        for queue in {queue for queue, _ in moved}:
+            self._frontier.forget(queue)
         self._db.ring({queue for queue, _ in moved}, others=True)
+
+    def _promote(self, now: int) -> None:
+        """Scheduled jobs whose time has come wait in their queue."""
+        promoted = self._db.run("promote", now=now)
+        self._unsettled.update((r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None)
+        for queue, n in Counter(row["queue"] for row in promoted).items():
+            self._frontier.forget(queue)
+            self._moved({(queue, _SCHEDULED): -n, (queue, _QUEUED): n})
 
     def _claim(self, turn: Turn, counts: Counts) -> tuple[list[Claim], list[int | None], int]:
         """(claims, times at which a rate allows more, how many were picked and not to be had)."""
-        promoted = self._db.run("promote", now=turn.now)
-        self._unsettled.update((r["queue"], r["limit_key"]) for r in promoted if r["limit_key"] is not None)
-        self._settle()
-        moved: Counter[tuple[str, str]] = Counter()
-        for row in promoted:
-            moved[row["queue"], _SCHEDULED] -= 1
-            moved[row["queue"], _QUEUED] += 1
         claims: list[Claim] = []
         dues: list[int | None] = []
         tasks = None if turn.tasks is None else json.dumps(sorted(turn.tasks))
-        keys = limits.Keys(self._db, tasks)  # counted once for the whole turn: a key may have jobs in several queues
+        keys = limits.Keys(
+            self._db, self._frontier, tasks
+        )  # counted once for the whole turn: a key may have jobs in several queues
         for queue, workers in turn.wants.items():
             limit = turn.limits.get(queue)
             count, due = len(workers), None
-            if limit is not None and not self._db.try_lock(f"queue:{queue}"):
-                dues.append(turn.now + _BUSY)  # another node counts there
-                continue
             if limit is not None:
+                if not self._db.try_lock(f"queue:{queue}"):
+                    dues.append(turn.now + _BUSY)  # another node counts there
+                    continue
                 count, due = limits.allowed(self._db, queue, limit, count, turn.now)
             rows = keys.pick(queue, count) if count else []
             if limit is not None:
                 if len(rows) == count:
                     dues.append(due)  # the rate is what held back
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
+            if len(rows) < len(workers) and (wait := self._frontier.wait(queue)) is not None:
+                dues.append(turn.now + int(wait * 1000) + 1)
             claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
             waited = [turn.now - row["since"] for row in rows if row["attempt"] == 0]  # for their first run
             for ms, n in Counter(waited).items():
                 _count(counts, queue, f"wait:{bin_of(ms)}", n)
         if not claims:
-            self._moved(moved)
             return claims, dues, 0
         batch = json.dumps([[c.id, c.worker] for c in claims])
         held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
         self._unsettled |= keys.picked
         taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():
-            moved[queue, _QUEUED] -= n
-            moved[queue, _PROCESSING] += n
-        self._moved(moved)
+            self._moved({(queue, _QUEUED): -n, (queue, _PROCESSING): n})
         return taken, dues, len(claims) - len(held)
 
     def _timeline(self, events: Iterable[_EVENT]) -> None:
@@ -283,7 +305,10 @@ class JobRecords(JobReading):
             self._db.run_many("add_events", batch)
 
     def _moved(self, moves: Mapping[tuple[str, str], int]) -> None:
-        """So many jobs of a queue entered or left a state, in the transaction that is open."""
+        """So many jobs of a queue entered or left a state, in the transaction that is open. A turn writes all of its own at once."""
+        if self._gathered is not None:
+            self._gathered.update(moves)
+            return
         rows = [(queue, state, n) for (queue, state), n in moves.items() if n and state != JobStatus.DONE]
         if rows:
             self._db.run_many("depth_add", rows)

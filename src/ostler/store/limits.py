@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import heapq
 import json
+import time
 from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from ostler.store.database import Database
+from ostler.store.frontier import Frontier
 
 Key = tuple[str, str]  # a queue, and a limit key of jobs in it
 
@@ -86,19 +88,23 @@ def _lock(key: str) -> str:
 
 
 class Keys:
-    """How many jobs of each limited key run, as counted at the beginning of a turn and raised by what is picked in it.
+    """How many jobs of each limited key run, as counted in a turn before the first of them is picked, and raised by what is picked.
 
     Where others claim at the same time, a key is counted anew under its lock before its first job is picked; a key that another
     node is busy with is passed over in this turn.
     """
 
-    def __init__(self, db: Database, tasks: str | None = None) -> None:
-        self._db, self._tasks = db, tasks
+    def __init__(self, db: Database, frontier: Frontier, tasks: str | None = None) -> None:
+        self._db, self._frontier, self._tasks = db, frontier, tasks
         self._mine: set[str] = set()  # keys whose lock this turn has
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
+        self._counted = False
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
-        for row in db.run("running_by_key"):
+
+    def _count(self) -> None:
+        self._counted = True
+        for row in self._db.run("running_by_key"):
             self._running[row["limit_key"]] = row["n"]
             if row["n"] >= row["most"]:
                 self._full.add(row["limit_key"])
@@ -121,13 +127,27 @@ class Keys:
     def _heads(self, queue: str, count: int) -> list[Any]:
         """The first jobs of the ready index, none of which has a full key."""
         while True:
-            full = json.dumps(sorted(self._full))
-            rows = self._db.run("claimable", queue=queue, limit=count, full=full, tasks=self._tasks)
-            keyed = (row for row in rows if row["limit_key"] is not None)
+            rows = self._claimable(queue, count)
+            keyed = [row for row in rows if row["limit_key"] is not None]
+            if keyed and not self._counted:  # most turns meet none
+                self._count()
+                if self._full:
+                    continue
             blocked = {row["limit_key"] for row in keyed if self._running.get(row["limit_key"], 0) >= row["limit_max"]}
             if not blocked:
                 return rows
             self._full |= blocked  # look again without them: others behind may go
+
+    def _claimable(self, queue: str, count: int) -> list[Any]:
+        start = self._frontier.start(queue)
+        full, began = json.dumps(sorted(self._full)), time.perf_counter()
+        rows = self._db.run(
+            "claimable", queue=queue, limit=count, full=full, tasks=self._tasks, rank=start.rank, low=start.place
+        )
+        self._frontier.read(
+            queue, start, [(-row["priority"], row["place"]) for row in rows[:1]], time.perf_counter() - began
+        )
+        return rows
 
     def _take(self, queue: str, row: Any, count: int, line: list[Any], spent: set[str]) -> bool:
         """Whether the key has room for this job. With the first of a key those that wait behind it join the line."""

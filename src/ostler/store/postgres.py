@@ -114,7 +114,10 @@ class PostgresDatabase:
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
         # A process that is stopped in the middle of a transaction must not keep its locks for ever.
-        self._begin = f"BEGIN; {waits}; SET LOCAL idle_in_transaction_session_timeout = 15000"
+        # A plan that was made while a table was tiny is kept until the next analyze: it must not read the whole table then.
+        self._begin = (
+            f"BEGIN; {waits}; SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL enable_seqscan = off"
+        )
         self._open: psycopg.Connection[Any] | None = None
         self._inside = False
         self._connection()

@@ -1,5 +1,7 @@
 -- Statements about jobs. Batches travel as one JSON array, so that a batch is one step of SQLite and not one per row.
 -- A write about a claimed job names (id, fence) and finds it 'processing', or changes nothing.
+-- Where ids are named, the status is compared as `status || ''`: written plainly it fits a partial index, which the planner takes for
+-- tiny on a new table and reads as a whole.
 
 -- name: enqueue
 -- The fields of NewJob in their order, and now. Rows get their ids in the order of the array.
@@ -12,7 +14,7 @@ SELECT row ->> 0, row ->> 1, row ->> 2, (row ->> 3)::int, (row ->> 4)::float8, (
 RETURNING id;
 
 -- name: add_events
-INSERT INTO ostler.job_events (job, seq, at, name, data) 
+INSERT INTO ostler.job_events (job, seq, at, name, data)
 SELECT (row ->> 0)::bigint, (row ->> 1)::int, (row ->> 2)::bigint, row ->> 3, row ->> 4 FROM jsonb_array_elements(:rows::jsonb) AS row;
 
 -- name: promote
@@ -22,12 +24,14 @@ UPDATE ostler.jobs SET later = 0
 RETURNING queue, limit_key;
 
 -- name: claimable
+-- (rank, low): where to begin, see frontier.py. The index holds -priority, because a comparison of rows has one direction.
 SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, limit_key, limit_max, priority,
        coalesce(position, id) AS place, greatest(coalesce(run_at, 0), created_at) AS since FROM ostler.jobs
- WHERE status = 'queued' AND later = 0 AND queue = :queue
-   AND behind = 0 AND (limit_key IS NULL OR limit_key <> ALL (ARRAY(SELECT v FROM jsonb_array_elements_text(:full::jsonb) AS v)))
+ WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = :queue
+   AND (-priority, coalesce(position, id)) >= (:rank::int, :low::bigint)
+   AND (limit_key IS NULL OR limit_key <> ALL (ARRAY(SELECT v FROM jsonb_array_elements_text(:full::jsonb) AS v)))
    AND (:tasks::text IS NULL OR task = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:tasks::jsonb) AS v)))
- ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit FOR UPDATE SKIP LOCKED;
+ ORDER BY -priority, coalesce(position, id), id LIMIT :limit FOR UPDATE SKIP LOCKED;
 
 -- name: waiting_by_key
 -- The jobs that wait behind the first one of their queue and key.
@@ -35,7 +39,7 @@ SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeou
        coalesce(position, id) AS place, greatest(coalesce(run_at, 0), created_at) AS since FROM ostler.jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue AND limit_key = :key AND behind = 1
    AND (:tasks::text IS NULL OR task = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:tasks::jsonb) AS v)))
- ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit FOR UPDATE SKIP LOCKED;
+ ORDER BY -priority, coalesce(position, id), id LIMIT :limit FOR UPDATE SKIP LOCKED;
 
 -- name: demote_heads
 UPDATE ostler.jobs SET behind = 1
@@ -43,21 +47,21 @@ UPDATE ostler.jobs SET behind = 1
                WHERE h.status = 'queued' AND h.later = 0 AND h.behind = 0 AND h.limit_key IS NOT NULL
                  AND h.id <> (SELECT f.id FROM ostler.jobs AS f
                                WHERE f.queue = h.queue AND f.limit_key = h.limit_key AND f.status = 'queued' AND f.later = 0
-                               ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1));
+                               ORDER BY -f.priority, coalesce(f.position, f.id), f.id LIMIT 1));
 
 -- name: promote_heads
 UPDATE ostler.jobs SET behind = 0
  WHERE behind = 1
    AND id IN (SELECT (SELECT f.id FROM ostler.jobs AS f
                        WHERE f.queue = k ->> 0 AND f.limit_key = k ->> 1 AND f.status = 'queued' AND f.later = 0
-                       ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1) FROM jsonb_array_elements(:batch::jsonb) AS k);
+                       ORDER BY -f.priority, coalesce(f.position, f.id), f.id LIMIT 1) FROM jsonb_array_elements(:batch::jsonb) AS k);
 
 -- name: claim
 -- The row is also the claim's event `processing`.
 UPDATE ostler.jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
        worker = c.worker, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
   FROM (SELECT (e ->> 0)::bigint AS id, e ->> 1 AS worker FROM jsonb_array_elements(:batch::jsonb) AS e) AS c
- WHERE jobs.id = c.id AND jobs.status = 'queued'
+ WHERE jobs.id = c.id AND jobs.status || '' = 'queued'
 RETURNING jobs.id;
 
 -- name: finish
@@ -67,7 +71,7 @@ UPDATE ostler.jobs SET status = f.status, result = f.result, error = f.error, st
   FROM (SELECT (e ->> 0)::bigint AS id, (e ->> 1)::int AS fence, e ->> 2 AS status, e ->> 3 AS result, e ->> 4 AS error,
                (e ->> 5)::bigint AS started_at, (e ->> 6)::bigint AS finished_at, (e ->> 7)::int AS crash, (e ->> 8)::float8 AS progress
           FROM jsonb_array_elements(:batch::jsonb) AS e) AS f
- WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
+ WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status || '' = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result;
 
 -- name: requeue
@@ -85,7 +89,7 @@ UPDATE ostler.jobs SET status = CASE WHEN cancel = 1 THEN 'cancelled' ELSE 'queu
   FROM (SELECT (e ->> 0)::bigint AS id, (e ->> 1)::int AS fence, (e ->> 2)::bigint AS run_at, (e ->> 3)::int AS refund, (e ->> 4)::int AS crash,
                (e ->> 5)::int AS excused, e ->> 6 AS error, (e ->> 7)::int AS last
           FROM jsonb_array_elements(:batch::jsonb) AS e) AS r
- WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status = 'processing'
+ WHERE jobs.id = r.id AND jobs.fence = r.fence AND jobs.status || '' = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.later, jobs.batch, jobs.limit_key;
 
 -- name: note
@@ -93,7 +97,7 @@ RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.later, jobs.batch, jo
 UPDATE ostler.jobs SET seq = seq + n.count, progress = coalesce(n.progress, jobs.progress), stage = coalesce(n.stage, jobs.stage)
   FROM (SELECT (e ->> 0)::bigint AS id, (e ->> 1)::int AS fence, (e ->> 2)::int AS count, (e ->> 3)::float8 AS progress, e ->> 4 AS stage
           FROM jsonb_array_elements(:batch::jsonb) AS e) AS n
- WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status = 'processing'
+ WHERE jobs.id = n.id AND jobs.fence = n.fence AND jobs.status || '' = 'processing'
 RETURNING jobs.id, jobs.seq, jobs.fence;
 
 -- name: hold

@@ -23,7 +23,7 @@ SELECT id, task, queue, args, attempts, attempt, crashes, excused, fence, timeou
        coalesce(position, id) AS place, max(coalesce(run_at, 0), created_at) AS since FROM jobs
  WHERE status = 'queued' AND later = 0 AND queue = :queue
    AND behind = 0 AND (limit_key IS NULL OR limit_key NOT IN (SELECT value FROM json_each(:full)))
-   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks)))
+   AND (:tasks IS NULL OR task IN (SELECT value FROM json_each(:tasks))) AND (-priority, coalesce(position, id)) >= (:rank, :low)
  ORDER BY priority DESC, coalesce(position, id), id LIMIT :limit;
 
 -- name: waiting_by_key

@@ -64,12 +64,12 @@ CREATE TABLE ostler.jobs (
   step        int,
   claimed_at  bigint,
   claim_seq   int
-) WITH (autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
+) WITH (fillfactor = 70, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0,
         autovacuum_analyze_scale_factor = 0.05, autovacuum_vacuum_insert_scale_factor = 0.1);
 
-CREATE INDEX jobs_ready ON ostler.jobs (queue, priority DESC, coalesce(position, id), id)
+CREATE INDEX jobs_ready ON ostler.jobs (queue, (-priority), (coalesce(position, id)), id)
  WHERE status = 'queued' AND later = 0 AND behind = 0;
-CREATE INDEX jobs_waiting ON ostler.jobs (queue, limit_key, priority DESC, coalesce(position, id), id)
+CREATE INDEX jobs_waiting ON ostler.jobs (queue, limit_key, (-priority), (coalesce(position, id)), id)
  WHERE status = 'queued' AND later = 0 AND limit_key IS NOT NULL;
 CREATE INDEX jobs_heads ON ostler.jobs (queue, limit_key)
  WHERE status = 'queued' AND later = 0 AND behind = 0 AND limit_key IS NOT NULL;
@@ -77,6 +77,7 @@ CREATE INDEX jobs_later    ON ostler.jobs (run_at)              WHERE status = '
 CREATE INDEX jobs_unserved ON ostler.jobs (task)                WHERE status = 'queued' AND later = 2;
 CREATE INDEX jobs_claimed  ON ostler.jobs (node, worker, id)    WHERE status = 'processing';
 CREATE INDEX jobs_limited  ON ostler.jobs (limit_key)           WHERE status = 'processing' AND limit_key IS NOT NULL;
+CREATE INDEX jobs_cancel   ON ostler.jobs (node)                WHERE status = 'processing' AND cancel = 1;
 CREATE INDEX jobs_ended    ON ostler.jobs (status, id)          WHERE status IN ('failed', 'cancelled');
 CREATE INDEX jobs_over     ON ostler.jobs (status, finished_at) WHERE finished_at IS NOT NULL;
 CREATE INDEX jobs_batch    ON ostler.jobs (batch)               WHERE batch IS NOT NULL;
