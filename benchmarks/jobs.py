@@ -1,6 +1,9 @@
 """Jobs through isolated worker processes: throughput, latency, idle cost. One run prints one table.
 
-    python benchmarks/jobs.py [jobs] [--only throughput,latency,idle,crash]
+    python benchmarks/jobs.py [jobs] [--only throughput,latency,idle,crash] [--store URL]
+
+`--store postgres` starts a private PostgreSQL server for the run (fsync on); then commits, statements and bytes of WAL for each job
+are printed, too.
 
 Figures of a shared machine: compare ratios within one run; CPU time is steadier than wall time.
 """
@@ -8,10 +11,10 @@ Figures of a shared machine: compare ratios within one run; CPU time is steadier
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
-import sqlite3
 import statistics
 import subprocess
 import sys
@@ -48,6 +51,7 @@ class Bench:
             **os.environ,
             "OSTLER_DATA": str(self.folder / "data"),
             "OSTLER_LOG_LEVEL": "error",
+            "OSTLER_STORE": os.environ.get("OSTLER_STORE", ""),
             "OSTLER_CANCEL_GRACE": "0.05",
             "OSTLER_TERM_GRACE": "0.2",
             "OSTLER_LOAD_THRESHOLD": "1000",  # what else runs on the machine must not pause the claiming
@@ -109,19 +113,18 @@ def throughput(bench: Bench, count: int) -> None:
     from ostler.jobs.producer import prepare
 
     producer = bench_app.app.producer
+    server = Counters(producer.store())
     job = prepare({"noop": bench_app.noop.row}, "noop", {}, 1000)
     bench.post("/api/v1/workers/pause")
     began = time.perf_counter()
     for start in range(0, count, 1000):
         producer.enqueue([job] * min(1000, count - start))
     bulk = count / (time.perf_counter() - began)
+    stored = server.since_last()
     pids = bench.processes()
     before, began = bench.cpu(pids), time.perf_counter()
     bench.post("/api/v1/workers/resume")
-    db = sqlite3.connect(bench.folder / "data" / "ostler.db")
-    while db.execute(
-        "SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0) OR EXISTS (SELECT 1 FROM jobs WHERE status = 'processing')"
-    ).fetchone()[0]:
+    while any(producer.store().jobs.depths().get("bench", {}).get(s) for s in ("queued", "processing")):
         time.sleep(0.02)
     took = time.perf_counter() - began
     after = bench.cpu(pids)
@@ -131,6 +134,49 @@ def throughput(bench: Bench, count: int) -> None:
     print(
         f"no-op jobs, {len(pids) - 1} workers           {count / took:10,.0f} jobs/s   node {1e6 * node / count:.0f} us CPU/job, workers {1e6 * workers / count:.0f} us CPU/job"
     )
+    if stored:
+        moved = server.since_last()
+        for what, found in (("stored", stored), ("run", moved)):
+            each = ", ".join(f"{found[name] / count:.3g} {name}" for name in found)
+            print(f"the server, for each job {what}:  {each}")
+
+
+class Counters:
+    """What the server counts: commits, statements, bytes of WAL. Nothing on SQLite."""
+
+    _NOW = """
+        SELECT xact_commit AS commits, pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint AS "bytes of WAL",
+               (SELECT sum(calls)::bigint FROM pg_stat_statements) AS statements
+          FROM pg_stat_database WHERE datname = current_database()"""
+
+    def __init__(self, store) -> None:
+        self._db = store.db if store.db.dialect == "postgres" else None
+        self._last = self._now()
+
+    def _now(self) -> dict[str, int]:
+        if self._db is None:
+            return {}
+        time.sleep(1.1)  # statistics come with a delay
+        return dict(self._db._query(self._NOW)[0])
+
+    def since_last(self) -> dict[str, int]:
+        before, self._last = self._last, self._now()
+        return {name: self._last[name] - before[name] for name in before}
+
+
+@contextlib.contextmanager
+def store_of(url: str):
+    """The store's URL for the run; `postgres` is a private server."""
+    if url != "postgres":
+        yield url
+        return
+    sys.path.insert(0, str(ROOT))
+    from tests.servers import Server
+
+    with Server(fsync="on", shared_preload_libraries="pg_stat_statements") as server:
+        name = server.create_database()
+        server.sql("CREATE EXTENSION pg_stat_statements", database=name)
+        yield server.url(name)
 
 
 def latency(bench: Bench, count: int) -> None:
@@ -189,28 +235,27 @@ def idle(bench: Bench, seconds: float) -> None:
     print(f"memory: node {rss[pids[0]]:.0f} MB, a worker {statistics.median(rss[p] for p in pids[1:]):.0f} MB")
 
 
-if __name__ == "__main__":
+def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("jobs", type=int, nargs="?", default=50_000)
     parser.add_argument("--only", default="throughput,latency,crash,idle")
+    parser.add_argument("--store", default="", help="a store's URL, or 'postgres' for a private server")
     options = parser.parse_args()
-    chosen = options.only.split(",")
-    if {"throughput", "latency", "crash"} & set(chosen):
-        bench = Bench(2)
-        try:
-            if "latency" in chosen:
-                latency(bench, 200)
-            if "throughput" in chosen:
-                throughput(bench, options.jobs)
-            if "crash" in chosen:
-                crash(bench, 10)
-        finally:
-            bench.close()
-    if "idle" in chosen:
-        for name in ("bench_app",):
-            sys.modules.pop(name, None)
-        bench = Bench(16)
-        try:
-            idle(bench, 30)
-        finally:
-            bench.close()
+    chosen = set(options.only.split(","))
+    with store_of(options.store) as os.environ["OSTLER_STORE"]:
+        if chosen & {"throughput", "latency", "crash"}:
+            with contextlib.closing(Bench(2)) as bench:
+                if "latency" in chosen:
+                    latency(bench, 200)
+                if "throughput" in chosen:
+                    throughput(bench, options.jobs)
+                if "crash" in chosen:
+                    crash(bench, 10)
+        if "idle" in chosen:
+            sys.modules.pop("bench_app", None)
+            with contextlib.closing(Bench(16)) as bench:
+                idle(bench, 30)
+
+
+if __name__ == "__main__":
+    main()

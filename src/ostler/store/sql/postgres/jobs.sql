@@ -189,17 +189,17 @@ SELECT row ->> 0, row ->> 1, (row ->> 2)::bigint FROM jsonb_array_elements(:rows
 
 -- name: oldest_ready
 -- The first job in line of each priority, and of those the oldest: a few steps in the index, however many wait.
-WITH RECURSIVE line (queue, priority, n) AS (
-  SELECT d.queue, (SELECT max(priority) FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = d.queue), 1
+WITH RECURSIVE line (queue, rank, n) AS (
+  SELECT d.queue, (SELECT min(-priority) FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = d.queue), 1
     FROM (SELECT DISTINCT queue FROM ostler.depths WHERE status = 'queued') AS d
    UNION ALL
-  SELECT l.queue, (SELECT max(priority) FROM ostler.jobs
-                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = l.queue AND priority < l.priority), n + 1
-    FROM line AS l WHERE l.priority IS NOT NULL AND n < 100)
+  SELECT l.queue, (SELECT min(-priority) FROM ostler.jobs
+                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = l.queue AND -priority > l.rank), n + 1
+    FROM line AS l WHERE l.rank IS NOT NULL AND n < 100)
 SELECT queue, min((SELECT created_at FROM ostler.jobs
-                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = line.queue AND priority = line.priority
+                    WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = line.queue AND -priority = line.rank
                     ORDER BY coalesce(position, id), id LIMIT 1)) AS at
-  FROM line WHERE priority IS NOT NULL GROUP BY queue;
+  FROM line WHERE rank IS NOT NULL GROUP BY queue;
 
 -- name: live_jobs
 SELECT id FROM ostler.jobs WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v))
