@@ -38,4 +38,7 @@ def test_a_reader_in_the_middle_of_its_result_delays_nobody(url: str, tmp_path: 
             assert store.jobs.hold(claim.id, claim.fence)
             done = Finish(claim.id, claim.fence, "done", 1, 2, "done")
             assert store.jobs.turn(Turn("n@1", store.now(), finishes=[done], number=2)).lost == []
-            assert reader.jobs.depths()["q"]["queued"] in (2000, 2001)  # it goes on with what it began to read, or sees all
+            assert reader.jobs.depths()["q"]["queued"] in (
+                2000,
+                2001,
+            )  # it goes on with what it began to read, or sees all

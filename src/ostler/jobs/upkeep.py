@@ -79,13 +79,13 @@ class Upkeep:
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 
     async def _rounds(self) -> None:
+        await self._undeclared()  # at a start, what the last app declared and this one does not
         await asyncio.sleep(self._settings.upkeep_interval)
         await self.clean()
 
     async def clean(self) -> None:
         """One round. Each part stands alone: one that fails is logged, and the others go on."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {
-            "tasks that no node declares": self._undeclared,
             "retries after a change of the clock": self._clock,
             "deleting old jobs": self._old_jobs,
             "deleting the files of deleted jobs": self._files,
