@@ -115,7 +115,7 @@ class Dispatcher:
         turn = self._collect(claim=False)
         if turn:
             try:
-                await self._outbox.write(turn, patience=_LAST_TURN)
+                self._outbox.tell(turn, await self._outbox.write(turn, patience=_LAST_TURN))
             except Exception as error:  # noqa: BLE001
                 log.warning("the last results could not be written (%s); the next start runs those jobs again", error)
 
@@ -158,7 +158,8 @@ class Dispatcher:
             await asyncio.sleep(1.0)  # whatever it is, it must not make the node spin
             self._bell.set()
             return
-        self._deliver(taken)
+        self._deliver(taken)  # first: the workers wait for it
+        self._outbox.tell(turn, taken)
         if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
             self._bell.set()  # there may be more than was asked for
 

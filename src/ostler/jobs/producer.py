@@ -155,14 +155,14 @@ class Producer:
         return found
 
     def _announce(self, store: Store) -> None:
-        """Make sure that what was stored went into the file that is there, and ring."""
+        """Ring, and make sure that what was stored went into the file that is there."""
+        self._ring(self._local.folder)  # first: a ring for nothing is harmless
         try:
             store.db.check_file()
         except StoreGone:
             if store.db.path.exists():
                 self.close()  # another file is there now: the next try goes into that
             raise
-        self._ring(self._local.folder)
 
     def close(self) -> None:
         """Close this thread's connection."""
