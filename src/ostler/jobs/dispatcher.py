@@ -121,7 +121,7 @@ class Dispatcher:
         turn = self._collect(claim=False)
         if turn and not self._member.lost:
             try:
-                await self._outbox.write(turn, patience=_LAST_TURN)
+                self._outbox.tell(turn, await self._outbox.write(turn, patience=_LAST_TURN))
             except Exception as error:  # noqa: BLE001
                 log.warning("the last results could not be written (%s); the next start runs those jobs again", error)
 
@@ -171,7 +171,8 @@ class Dispatcher:
             return
         if turn.node != self._member.id or self._member.lost:
             return  # declared dead while it was written: what it claimed is requeued by others
-        self._deliver(self._unknown(taken) if taken.replayed else taken)
+        self._deliver(self._unknown(taken) if taken.replayed else taken)  # first: the workers wait for it
+        self._outbox.tell(turn, taken)
         if taken.again:
             self._bell.set()
         if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):

@@ -70,8 +70,11 @@ class Outbox:
         self._requeues = turn.requeues + self._requeues
 
     async def write(self, turn: Turn, patience: float | None = None) -> Taken:
-        """Have the store take the turn, and tell what came of it."""
-        taken = await self._lane.call(lambda store: store.jobs.turn(replace(turn, now=store.now())), patience=patience)
+        """Have the store take the turn."""
+        return await self._lane.call(lambda store: store.jobs.turn(replace(turn, now=store.now())), patience=patience)
+
+    def tell(self, turn: Turn, taken: Taken) -> None:
+        """Tell those who listen what came of the turn."""
         if taken.missed:
             self._bus.send(ClaimMissed(taken.missed))
         for job in taken.lost:
@@ -80,21 +83,23 @@ class Outbox:
         self._bus.send(
             JobsTouched([row.id for rows in (turn.notes, turn.finishes, turn.requeues, taken.claims) for row in rows])
         )
-        return taken
 
     async def write_one_by_one(self, turn: Turn) -> None:
         """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so."""
         for note in turn.notes:
             with contextlib.suppress(Exception):  # logged with the turn; a timeline can do without it
-                await self.write(self._turn([note], [], []))
+                await self._write_and_tell(self._turn([note], [], []))
         alone: list[tuple[int, int, list[Finish], list[Requeue]]]
         alone = [(f.id, f.fence, [f], []) for f in turn.finishes] + [(r.id, r.fence, [], [r]) for r in turn.requeues]
         for job, fence, finishes, requeues in alone:
             try:
-                await self.write(self._turn([], finishes, requeues))
+                await self._write_and_tell(self._turn([], finishes, requeues))
             except Exception as error:
                 log.exception("job %d: the end of its run could not be stored", job)
                 what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
                 failed = Finish(job, fence, "failed", turn.now, turn.now, "failed", error=what)
                 with contextlib.suppress(Exception):  # then it stays claimed, and the next start requeues it
-                    await self.write(self._turn([], [failed], []))
+                    await self._write_and_tell(self._turn([], [failed], []))
+
+    async def _write_and_tell(self, turn: Turn) -> None:
+        self.tell(turn, await self.write(turn))
