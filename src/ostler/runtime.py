@@ -144,6 +144,7 @@ class Node:
         """Bring the store up to date with the app; returns the jobs that dead nodes had left."""
         with self._open(durable=True) as store:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
+            store.jobs.recount()
             back = predecessor.recover(store, self._member.row)
             store.nodes.register(self._member.row)
             self._declare(store)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import multiprocessing
 import re
 import sqlite3
@@ -406,10 +407,21 @@ def test_migrating_at_once_from_many_threads_is_safe(tmp_path: Path) -> None:
     assert errors == []
 
 
-def test_an_enqueue_is_synced_and_a_claim_is_not(tmp_path: Path) -> None:
+def test_an_enqueue_is_synced_and_a_claim_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[str] = []
+    real = os.fdatasync
+    monkeypatch.setattr(os, "fdatasync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), real(fd))[1])
     with Store.open("", tmp_path) as durable, Store.open("", tmp_path, durable=False) as quick:
-        levels = [s.db._connection.execute("PRAGMA synchronous").fetchone()[0] for s in (durable, quick)]
-        assert levels == [2, 1]
+        for jobs in ([NewJob("t", "q", "{}")], [NewJob("t", "q", "{}", unique_key="k"), NewJob("t", "q", "{}")]):
+            synced.clear()
+            durable.jobs.enqueue(jobs, 1)
+            assert synced == [str(tmp_path / "ostler.db-wal")]
+        synced.clear()
+        (c,) = claim(quick)
+        assert synced == []
+        assert durable.jobs.hold(c.id, c.fence)
+        quick.meta.set("pool_paused:q", "true")
+        assert len(synced) == 2
         assert durable.db._connection.execute("PRAGMA journal_mode").fetchone()[0] == "wal"
 
 

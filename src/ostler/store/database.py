@@ -35,8 +35,10 @@ class Database(Protocol):
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         """Execute one named statement, which returns nothing, for each row of positional values."""
 
-    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
-        """`run_many` for a statement that makes ids, inside a transaction; the new ids, in the order of the rows."""
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /, *, rings: bool = False) -> list[int]:
+        """`run_many` for a statement that makes ids; the new ids, in the order of the rows. Inside a transaction, or for one row as a
+        transaction of its own, which also `rings`.
+        """
 
     def transaction(self) -> AbstractContextManager[None]:
         """All or nothing. What is committed survives the death of any process."""

@@ -49,6 +49,8 @@ class JobRecords(JobReading):
         Returns an id for each, in order: that of the job which already holds its unique key, where there is one.
         """
         if len(jobs) == 1 and (job := jobs[0]).unique_key is job.limit_key is job.next is None:  # the usual case
+            if not self._db.shared:
+                return self._db.insert("enqueue", [(*job, now)], rings=True)
             with self._db.transaction():
                 ids = self._db.insert("enqueue", [(*job, now)])
                 self._db.run_many("depth_add", [(job.queue, _state_of(job, now), 1)])
@@ -100,8 +102,22 @@ class JobRecords(JobReading):
             moved[key] = moved.get(key, 0) + 1
             if job.next is not None:
                 self.flows.begin(stored, json.loads(job.next))
-        self._moved(moved)
+        if self._db.shared:
+            self._moved(moved)
         return ids
+
+    def _count_new(self) -> None:
+        """Jobs that were stored since the last look are counted, before anything happens to them. Others count them at once."""
+        if not self._db.shared and self._db.run("count_new"):
+            self._db.run("counted")
+
+    def recount(self) -> None:
+        """Count the depths anew from the rows; where one node has the store to itself."""
+        if not self._db.shared:
+            with self._db.transaction():
+                self._db.run("depths_clear")
+                self._db.run("depths_fill")
+                self._db.run("counted")
 
     # ---- the dispatcher
 
@@ -126,6 +142,7 @@ class JobRecords(JobReading):
             if turn.number and not self._begin(turn):
                 return Taken(self._claims_of(turn.node), [], turn.now, replayed=True)
             self._gathered = moved
+            self._count_new()
             self._note(turn.notes, timeline)
             self._finish(turn.finishes, turn.now, timeline, lost, counts)
             self._requeue(turn.requeues, turn.now, timeline, lost, counts)
@@ -328,6 +345,7 @@ class JobRecords(JobReading):
 
     def recover_inside(self, node: str, now: int, reason: str) -> list[int]:
         """`recover` in the transaction that is open."""
+        self._count_new()
         rows = self._db.run("orphaned", node=node)
         data = json.dumps({"node": name_of(node), "reason": reason})
         timeline: list[_EVENT] = []
@@ -346,6 +364,7 @@ class JobRecords(JobReading):
     def cancel(self, job: int, now: int) -> str:
         """A queued job is cancelled at once; a running one is asked to stop. Returns the status found; Conflict when it has ended."""
         with self._db.transaction():
+            self._count_new()
             found = self._cancel(job, now)
             self._settle()
         return found
@@ -374,6 +393,7 @@ class JobRecords(JobReading):
         job holds its unique key.
         """
         with self._db.transaction():
+            self._count_new()
             found = self._retry(job, now)
             self._settle()
         return found
@@ -411,6 +431,7 @@ class JobRecords(JobReading):
         ids = self.matching(status, limit, **filters)
         for start in range(0, len(ids), 500):  # short transactions: others write too
             with self._db.transaction():
+                self._count_new()
                 for job in ids[start : start + 500]:
                     with contextlib.suppress(Conflict, NotFound):
                         done[job] = verb(job)

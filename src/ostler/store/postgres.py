@@ -133,7 +133,7 @@ class PostgresDatabase:
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         self._query(self._sql[statement], {"rows": json.dumps([*rows])})
 
-    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /, *, rings: bool = False) -> list[int]:
         """The rows get their ids one after another, and a sequence only grows."""
         return sorted(row[0] for row in self._query(self._sql[statement], {"rows": json.dumps([*rows])}))
 
@@ -355,7 +355,7 @@ def _clean(value: Any) -> Any:
 @cache
 def _statements(schema: str) -> dict[str, str]:
     """The statements as the driver takes them: `%(name)s` for `:name`."""
-    if found := queries.differences(queries.load("sqlite"), queries.load("postgres")):
+    if found := queries.unequal():
         raise ValueError(f"the dialects differ: {'; '.join(found)}")
     return {name: _translated(_renamed(sql, schema)) for name, sql in queries.load("postgres").items()}
 

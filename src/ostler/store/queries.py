@@ -2,6 +2,7 @@
 
     -- name: job                 a statement
     -- condition: of_queue       what may stand for the {where} of a statement
+    -- own: count_new            a statement that the other dialect has no use for
 
 Values are `:name`. A statement that is run for many rows has `?` on SQLite, which executes it once for each, and `:rows` on
 PostgreSQL, which gets all of them in one JSON array: `row ->> 0` there is the first `?` here.
@@ -14,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 
-_NAME = re.compile(r"^-- (name|condition): (\w+)\s*$", re.MULTILINE)
+_NAME = re.compile(r"^-- (name|condition|own): (\w+)\s*$", re.MULTILINE)
 _COMMENT = re.compile(r"--[^\n]*")
 _TEXT = re.compile(r"'(?:[^']|'')*'")
 _VALUE = re.compile(r"(?<![:\w]):([a-z_]\w*)")
@@ -32,6 +33,14 @@ def load(dialect: str) -> Mapping[str, str]:
                     raise ValueError(f"statement {name!r} is defined twice in the {dialect} files")
                 found[name] = text
     return found
+
+
+@cache
+def own(dialect: str) -> frozenset[str]:
+    """The statements that only this dialect has."""
+    paths = (files("ostler.store") / "sql" / dialect).iterdir()
+    texts = (path.read_text(encoding="utf-8") for path in paths if path.name.endswith(".sql"))
+    return frozenset(name for text in texts for kind, name in _NAME.findall(text) if kind == "own")
 
 
 def parse(text: str) -> dict[str, str]:
@@ -52,9 +61,9 @@ def parameters(sql: str) -> tuple[frozenset[str], int]:
     return frozenset(names), columns
 
 
-def differences(one: Mapping[str, str], other: Mapping[str, str]) -> list[str]:
-    """What one dialect has and the other has not, in words."""
-    found = [f"{name} is only in one of them" for name in sorted(one.keys() ^ other.keys())]
+def differences(one: Mapping[str, str], other: Mapping[str, str], apart: frozenset[str] = frozenset()) -> list[str]:
+    """What one dialect has and the other has not, in words. `apart`: statements that need not be in both."""
+    found = [f"{name} is only in one of them" for name in sorted((one.keys() ^ other.keys()) - apart)]
     pairs = {name: (parameters(one[name]), parameters(other[name])) for name in sorted(one.keys() & other.keys())}
     return found + [
         f"{name} has {here} here and {there} there" for name, (here, there) in pairs.items() if here != there
@@ -81,3 +90,8 @@ def migrations(dialect: str) -> list[tuple[int, str, str]]:
 def newest(dialect: str) -> int:
     """The number of the newest migration that this code knows."""
     return migrations(dialect)[-1][0]
+
+
+def unequal() -> list[str]:
+    """What the two dialects do not have in common and should."""
+    return differences(load("sqlite"), load("postgres"), own("sqlite") | own("postgres"))

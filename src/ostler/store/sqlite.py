@@ -1,8 +1,9 @@
 """SQLite as a database of named statements: WAL, short BEGIN IMMEDIATE transactions, one connection per owner.
 
-`durable=True` is for connections that acknowledge an enqueue: a commit then waits for the disk, so what was
-acknowledged survives a power cut. The dispatcher's own connection uses NORMAL: its commits survive any death of a
-process, and after a power cut the job simply runs again.
+`durable=True` is for connections that acknowledge an enqueue: a commit then waits for the disk, so what was acknowledged survives a
+power cut. SQLite itself does not sync the commits (NORMAL); `_sync` does, after the ring: the node may begin with a job while its
+producer still waits for the disk. The dispatcher's own connection does not wait: its commits survive any death of a process, and
+after a power cut the job simply runs again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ostler import private
-from ostler.errors import BadArguments, ConfigError, StoreBusy, StoreGone
+from ostler.errors import BadArguments, ConfigError, StoreBusy, StoreDoubt, StoreGone
 from ostler.store import doorbell, queries
 
 log = logging.getLogger("ostler.store")
@@ -47,15 +48,17 @@ class SqliteDatabase:
         read_only: bool = False,
         cache_mb: int = 4,
     ) -> None:
-        self.path, self._name = path, str(path)
+        self.path, self._name, self._folder = path, str(path), path.parent
         self._sql = queries.load(self.dialect)
         self._busy_timeout, self._read_only = busy_timeout, read_only
         self.held = 0.0
         self._rings = False  # wake the node once the open transaction is committed
+        self._durable = durable and not read_only
+        self._wal: int | None = None
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
-            self._insist(lambda: self._pragmas(durable=durable, read_only=read_only, cache_mb=cache_mb))
+            self._insist(lambda: self._pragmas(read_only=read_only, cache_mb=cache_mb))
             self._file = _identity(self._name)
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, path) from error
@@ -90,11 +93,11 @@ class SqliteDatabase:
                 f"the store {path} cannot be opened ({error.__cause__}); check its owner and permissions"
             ) from error
 
-    def _pragmas(self, *, durable: bool, read_only: bool, cache_mb: int) -> None:
+    def _pragmas(self, *, read_only: bool, cache_mb: int) -> None:
         execute = self._connection.execute
         if not read_only:
             execute("PRAGMA journal_mode = WAL")
-        execute(f"PRAGMA synchronous = {'FULL' if durable else 'NORMAL'}")
+        execute("PRAGMA synchronous = NORMAL")
         execute(f"PRAGMA cache_size = -{cache_mb}000")  # per connection, and a node has several
         execute("PRAGMA temp_store = MEMORY")
         execute("PRAGMA journal_size_limit = 67108864")
@@ -116,11 +119,13 @@ class SqliteDatabase:
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
-    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /) -> list[int]:
+    def insert(self, statement: str, rows: Sequence[Sequence[Any]], /, *, rings: bool = False) -> list[int]:
         """Nobody else writes meanwhile and ids are never used twice, so they follow one another."""
         try:
             if len(rows) == 1:
-                last = self._connection.execute(self._sql[statement], rows[0]).lastrowid
+                last = self._insist(self._connection.execute, self._sql[statement], rows[0]).lastrowid
+                if not self._connection.in_transaction:
+                    self._committed(rings=rings)
             else:
                 self._connection.executemany(self._sql[statement], rows)
                 last = self._connection.execute("SELECT last_insert_rowid()").fetchone()[0]
@@ -132,8 +137,12 @@ class SqliteDatabase:
         return list(range(last - len(rows) + 1, last + 1))
 
     def _query(self, sql: str, values: dict[str, Any]) -> list[Any]:
+        changes = self._connection.total_changes
         try:
-            return self._insist(lambda: self._connection.execute(sql, values).fetchall())
+            found = self._insist(lambda: self._connection.execute(sql, values).fetchall())
+            if self._connection.total_changes != changes and not self._connection.in_transaction:
+                self._committed(rings=False)  # a transaction of its own
+            return found
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadArguments(f"a value cannot be stored or looked for: {error}") from error
         except sqlite3.DatabaseError as error:
@@ -156,7 +165,7 @@ class SqliteDatabase:
         if self._connection.in_transaction:
             self._rings = True
         else:
-            doorbell.ring(self.path.parent)
+            doorbell.ring(self._folder)
 
     def now(self) -> int:
         """The machine's clock: everybody who uses the file is on it."""
@@ -174,18 +183,37 @@ class SqliteDatabase:
             rings, self._rings = self._rings, False
             if self._connection.in_transaction:
                 self._connection.execute("ROLLBACK")
-            elif rings and commit:
-                doorbell.ring(self.path.parent)
+            elif commit:
+                self._committed(rings=rings)
+
+    def _committed(self, *, rings: bool) -> None:
+        if rings:
+            doorbell.ring(self._folder)
+        if self._durable:
+            self._sync()
+
+    def _sync(self) -> None:
+        """Wait until everything that was committed is on the disk: by this connection and by all others.
+
+        What is no longer in the WAL was synced by the checkpoint that moved it.
+        """
+        try:
+            if self._wal is None:
+                self._wal = os.open(f"{self._name}-wal", os.O_RDONLY | os.O_CLOEXEC)
+            os.fdatasync(self._wal)
+        except OSError as error:
+            raise StoreDoubt(
+                f"{self.path} was written, but the disk did not confirm it ({error.strerror}): it may be lost in a power cut. "
+                "Look before you try again"
+            ) from error
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Commits in here wait for the disk, whatever the connection does otherwise."""
-        before = self._connection.execute("PRAGMA synchronous").fetchone()[0]
-        self._execute("PRAGMA synchronous = FULL")
+        before, self._durable = self._durable, True
         try:
             yield
         finally:
-            self._execute(f"PRAGMA synchronous = {before}")
+            self._durable = before
 
     def _execute(self, sql: str) -> None:
         try:
@@ -261,6 +289,9 @@ class SqliteDatabase:
 
     def close(self) -> None:
         self._connection.close()
+        wal, self._wal = self._wal, None
+        if wal is not None:
+            os.close(wal)
 
 
 class _Transaction:

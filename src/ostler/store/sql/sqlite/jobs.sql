@@ -181,7 +181,34 @@ SELECT id, task, queue, status, substr(args, 1, 201) AS args, priority, attempt,
   FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) ORDER BY id;
 
 -- name: depths
-SELECT queue, status, n FROM depths WHERE n <> 0;
+-- An enqueue does not count itself, which would cost it a page: `depths` holds all jobs up to the one that meta names, and those
+-- after it, which nobody has touched yet, are added here.
+SELECT queue, status, sum(n) AS n
+  FROM (SELECT queue, status, n FROM depths
+         UNION ALL
+        SELECT queue, CASE later WHEN 1 THEN 'scheduled' ELSE 'queued' END, count(*) FROM jobs
+         WHERE id > coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'counted'), 0) GROUP BY 1, 2)
+ GROUP BY queue, status HAVING sum(n) <> 0;
+
+-- own: count_new
+-- Before anything else happens to them.
+INSERT INTO depths (queue, status, n)
+SELECT queue, CASE later WHEN 1 THEN 'scheduled' ELSE 'queued' END, count(*) FROM jobs
+ WHERE id > coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'counted'), 0) GROUP BY 1, 2
+ON CONFLICT (queue, status) DO UPDATE SET n = n + excluded.n RETURNING 1;
+
+-- own: counted
+INSERT INTO meta (key, value) SELECT 'counted', coalesce(max(id), 0) FROM jobs WHERE true
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
+-- own: depths_clear
+DELETE FROM depths;
+
+-- own: depths_fill
+INSERT INTO depths (queue, status, n)
+SELECT queue, 'queued', count(*) FROM jobs WHERE status = 'queued' AND later <> 1 GROUP BY queue
+ UNION ALL SELECT queue, 'scheduled', count(*) FROM jobs WHERE status = 'queued' AND later = 1 GROUP BY queue
+ UNION ALL SELECT queue, status, count(*) FROM jobs WHERE status IN ('processing', 'failed', 'cancelled') GROUP BY queue, status;
 
 -- name: depth_add
 INSERT INTO depths (queue, status, n) VALUES (?, ?, ?) ON CONFLICT (queue, status) DO UPDATE SET n = n + excluded.n;
@@ -190,7 +217,8 @@ INSERT INTO depths (queue, status, n) VALUES (?, ?, ?) ON CONFLICT (queue, statu
 -- The first job in line of each priority, and of those the oldest: a few steps in the index, however many wait.
 WITH RECURSIVE line (queue, priority, n) AS (
   SELECT d.queue, (SELECT max(priority) FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = d.queue), 1
-    FROM depths AS d WHERE d.status = 'queued' AND d.n > 0
+    FROM (SELECT DISTINCT queue FROM depths
+           UNION SELECT queue FROM jobs WHERE id > coalesce((SELECT CAST(value AS INTEGER) FROM meta WHERE key = 'counted'), 0)) AS d
    UNION ALL
   SELECT l.queue, (SELECT max(priority) FROM jobs
                     WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = l.queue AND priority < l.priority), n + 1

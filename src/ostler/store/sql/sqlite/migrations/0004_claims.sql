@@ -18,6 +18,10 @@ SELECT id, claim_seq, claimed_at, CAST('processing' AS TEXT), CAST(json_object('
 SELECT id, seq, finished_at, CAST('done' AS TEXT), CAST(NULL AS TEXT) FROM jobs
  WHERE status = 'done' AND NOT EXISTS (SELECT 1 FROM job_events WHERE job = jobs.id AND seq = jobs.seq);
 
+-- Jobs after this one are not in `depths` yet.
+INSERT INTO meta (key, value) SELECT 'counted', coalesce(max(id), 0) FROM jobs WHERE true
+ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+
 -- AUTOINCREMENT writes another page with each enqueue. Ids are never used twice all the same: the newest job stays when old ones are
 -- deleted, so that the next id is always above all that were ever given. Here that may need a stand-in, which goes like any old job.
 INSERT INTO jobs (id, task, queue, args, attempts, status, seq, created_at, finished_at)
