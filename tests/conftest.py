@@ -11,10 +11,26 @@ from tests.servers import Server, open_server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path):
-    """An empty store, once on each database: what a test says of it holds for both."""
-    url = "" if request.param == "sqlite" else request.getfixturevalue("database")
-    with Store.open(url, tmp_path, durable=False) as opened:
+def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Where a store is, once on each database: what a test says of it holds for both. Nodes and programs that the test starts
+    find it in OSTLER_STORE.
+    """
+    url: str = "" if request.param == "sqlite" else request.getfixturevalue("database")
+    monkeypatch.setenv("OSTLER_STORE", url or "sqlite")
+    return url
+
+
+@pytest.fixture
+def store(store_url: str, tmp_path: Path):
+    """An empty store, once on each database."""
+    with Store.open(store_url, tmp_path, durable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path):
+    """An empty store on SQLite, for what is true there alone."""
+    with Store.open("", tmp_path, durable=False) as opened:
         yield opened
 
 

@@ -15,6 +15,7 @@ from ostler.store import Store
 from ostler.store.flows import step_of
 from ostler.store.limits import QueueLimit
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+from tests.stores import rows, value
 
 
 def job(**more) -> NewJob:
@@ -366,8 +367,8 @@ def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
         return used() - before
 
     def used() -> int:
-        pages = store.db._connection.execute("PRAGMA page_count").fetchone()[0]
-        return pages - store.db._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        tables = {"jobs": "args || coalesce(next, '') || coalesce(result, '')", "steps": "step"}
+        return sum(value(store, f"SELECT coalesce(sum(length({text})), 0) FROM {t}") for t, text in tables.items())
 
     size(20)
     assert size(800) < 6 * size(200)
@@ -376,7 +377,7 @@ def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
 def test_a_chain_stored_in_its_rows_by_an_older_version_goes_on(store: Store) -> None:
     (first,) = store.jobs.enqueue([job()], 1)
     steps = json.dumps([step_of(job(args="{}"), "x"), step_of(job(task="last", args="{}"), "x")])
-    store.db._connection.execute("UPDATE jobs SET next = ? WHERE id = ?", [steps, first])
+    rows(store, "UPDATE jobs SET next = :steps WHERE id = :id", steps=steps, id=first)
     for result in ("1", "2", "3"):
         end(store, claim(store).claims[0], result=result)
     assert claim(store).claims == []

@@ -241,7 +241,7 @@ def test_jobs_of_a_task_that_is_no_longer_declared_wait_until_it_is_again(make_n
     assert node.wait_job(node.enqueue("kept"))["result"] == 1
     assert node.post("/api/v1/jobs", {"task": "old"})[0] == 422
     until(lambda: node.job(job)["waiting_for"]["reason"] == "no_task", "the job to wait for its task")
-    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")["errors"]), "health to say so")
+    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")[1]["errors"]), "health to say so")
     node.stop()
     app.write_text(both)
     node.start()
