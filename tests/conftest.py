@@ -8,16 +8,17 @@ import pytest
 from ostler.store import Store
 from tests.harness import APP, Node
 from tests.servers import Server, open_server
+from tests.stores import new_database, store_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Where a store is, once on each database: what a test says of it holds for both. Nodes and programs that the test starts
     find it in OSTLER_STORE.
     """
-    url: str = "" if request.param == "sqlite" else request.getfixturevalue("database")
-    monkeypatch.setenv("OSTLER_STORE", url or "sqlite")
-    return url
+    with store_of(request) as url:
+        monkeypatch.setenv("OSTLER_STORE", url)
+        yield url
 
 
 @pytest.fixture
@@ -73,8 +74,5 @@ def postgres():
 @pytest.fixture
 def database(postgres: Server):
     """The URL of an empty database of the test's own. A test that stopped the server need not start it again."""
-    postgres.start()
-    name = postgres.create_database()
-    yield postgres.url(name)
-    postgres.start()
-    postgres.drop_database(name)
+    with new_database(postgres) as url:
+        yield url

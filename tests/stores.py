@@ -1,11 +1,45 @@
-"""SQL for tests, in words that both databases understand: tables by their bare names, values as `:name`."""
+"""Stores for tests on both databases, and SQL that both understand: tables by their bare names, values as `:name`."""
 
 from __future__ import annotations
 
 from contextlib import contextmanager
+from functools import cache
+from pathlib import Path
 from typing import Any, Iterator
 
+import pytest
+
 from ostler.store import Store
+from tests.servers import Server
+
+
+@contextmanager
+def store_of(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The URL of an empty store, for a fixture whose parameter is `sqlite` or `postgres`."""
+    if request.param == "sqlite":
+        yield "sqlite"
+    else:
+        server = request.getfixturevalue("postgres")
+        with new_database(server, template=_template(server)) as url:
+            yield url
+
+
+@cache
+def _template(server: Server) -> str:
+    """A database with the schema in it: to copy it takes half the time of making it anew."""
+    name = server.start().create_database()
+    Store.open(server.url(name), Path()).close()
+    return name
+
+
+@contextmanager
+def new_database(server: Server, template: str = "template0") -> Iterator[str]:
+    """The URL of an empty database. Who stopped the server meanwhile need not start it again."""
+    server.start()
+    name = server.create_database(template)
+    yield server.url(name)
+    server.start()
+    server.drop_database(name)
 
 
 def rows(store: Store, sql: str, **values: Any) -> list[tuple[Any, ...]]:
@@ -29,13 +63,15 @@ def value(store: Store, sql: str, **values: Any) -> Any:
 
 @contextmanager
 def locked(store: Store) -> Iterator[None]:
-    """Nobody else can write jobs meanwhile."""
-    execute = store.db._connection.execute if store.db.dialect == "sqlite" else store.db._connection().execute
+    """Nobody else can write meanwhile; reading goes on."""
     if store.db.dialect == "sqlite":
+        execute = store.db._connection.execute
         execute("BEGIN IMMEDIATE")
     else:
+        execute = store.db._connection().execute
+        tables = execute("SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname = 'ostler'")
         execute("BEGIN")
-        execute(f"LOCK TABLE {store.db.place.schema}.jobs IN EXCLUSIVE MODE")
+        execute(f"LOCK TABLE {', '.join(sorted(name for (name,) in tables))} IN EXCLUSIVE MODE")
     try:
         yield
     finally:

@@ -54,11 +54,11 @@ def test_a_unique_job_can_hold_its_key_for_a_period(store: Store) -> None:
     assert store.jobs.put([job(unique_key="k", unique_for=10)], 11_000) == [(2, True)]
 
 
-def test_unique_jobs_stay_unique_when_many_enqueue_at_once(store: Store, tmp_path: Path) -> None:
+def test_unique_jobs_stay_unique_when_many_enqueue_at_once(store: Store, store_url: str, tmp_path: Path) -> None:
     found: list[int] = []
 
     def enqueue() -> None:
-        with Store.open("", tmp_path, durable=False) as own:
+        with Store.open(store_url, tmp_path, durable=False) as own:
             found.append(own.jobs.enqueue([job(unique_key="k")], 1)[0])
 
     threads = [threading.Thread(target=enqueue) for _ in range(8)]
@@ -184,10 +184,10 @@ def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
     declared(store, [row])
 
 
-def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, tmp_path: Path) -> None:
+def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, store_url: str, tmp_path: Path) -> None:
     declare(store)
     assert store.jobs.flows.fire("n", 5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
-    with Store.open("", tmp_path, durable=False) as other:
+    with Store.open(store_url, tmp_path, durable=False) as other:
         fired = [
             store.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
             other.jobs.flows.fire("n", 5 * MINUTE, schedule.following),

@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 
 from tests.harness import APP, Node, gone, until
+from tests.stores import store_of
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    running = Node(tmp_path_factory.mktemp("jobs") / "data", APP, "--pool", "work=2", "--pool", "other=1").start()
-    yield running
-    running.kill()
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def node(request: pytest.FixtureRequest, tmp_path_factory):
+    with store_of(request) as url:
+        folder = tmp_path_factory.mktemp("jobs") / "data"
+        running = Node(folder, APP, "--pool", "work=2", "--pool", "other=1", OSTLER_STORE=url).start()
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+def make_node(store_url: str, make_node):
+    """On both databases."""
+    return make_node
 
 
 def generations(node: Node) -> list[int]:

@@ -114,6 +114,7 @@ def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: P
     assert left(store)[0] == stored
 
 
+@pytest.mark.usefixtures("store_url")
 def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None:
     node = make_node("--pool", "work=1", app=FEATURED, OSTLER_UPKEEP_INTERVAL="0.3", OSTLER_RETENTION="0")
     jobs = [node.enqueue("publishes"), node.enqueue("talks", text="x")]
@@ -123,14 +124,14 @@ def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None
     artifact = node.folder / "results" / str(jobs[0])
     until(log.exists, "the log")
     node.kill()
-    with Store.open("", node.folder) as store:  # the rows went, and then the node was killed
+    with node.open_store() as store:  # the rows went, and then the node was killed
         newest(store)
         assert sorted(store.jobs.retention.purge(done_before=now_ms() + 1, failed_before=None).jobs) == jobs
     assert artifact.exists()
     node.start()
     until(lambda: not artifact.exists(), "the artifact to go")
     until(lambda: not log.exists(), "the log to go")
-    with Store.open("", node.folder, read_only=True) as store:
+    with node.open_store(read_only=True) as store:
         until(lambda: not store.jobs.retention.files(), "the list to be worked off")
 
 
