@@ -8,13 +8,30 @@ import pytest
 from ostler.store import Store
 from tests.harness import APP, Node
 from tests.servers import Server, open_server
+from tests.stores import new_database, store_of
 
 
 @pytest.fixture(params=["sqlite", "postgres"])
-def store(request: pytest.FixtureRequest, tmp_path: Path):
-    """An empty store, once on each database: what a test says of it holds for both."""
-    url = "" if request.param == "sqlite" else request.getfixturevalue("database")
-    with Store.open(url, tmp_path, durable=False) as opened:
+def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
+    """Where a store is, once on each database: what a test says of it holds for both. Nodes and programs that the test starts
+    find it in OSTLER_STORE.
+    """
+    with store_of(request) as url:
+        monkeypatch.setenv("OSTLER_STORE", url)
+        yield url
+
+
+@pytest.fixture
+def store(store_url: str, tmp_path: Path):
+    """An empty store, once on each database."""
+    with Store.open(store_url, tmp_path, durable=False) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite_store(tmp_path: Path):
+    """An empty store on SQLite, for what is true there alone."""
+    with Store.open("", tmp_path, durable=False) as opened:
         yield opened
 
 
@@ -57,8 +74,5 @@ def postgres():
 @pytest.fixture
 def database(postgres: Server):
     """The URL of an empty database of the test's own. A test that stopped the server need not start it again."""
-    postgres.start()
-    name = postgres.create_database()
-    yield postgres.url(name)
-    postgres.start()
-    postgres.drop_database(name)
+    with new_database(postgres) as url:
+        yield url

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from ostler.lifecycle import family
+from ostler.store import Store
 
 ROOT = Path(__file__).resolve().parent
 APP = ROOT / "work.py"
@@ -104,7 +105,16 @@ class Node:
     def producer_env(self) -> dict[str, str]:
         """The environment of another process that enqueues into this node's store, with the tests' modules beside ours."""
         path = [str(ROOT), str(ROOT.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
-        return {**os.environ, "OSTLER_DATA": str(self.folder), "PYTHONPATH": os.pathsep.join(path)}
+        return {
+            **os.environ,
+            "OSTLER_DATA": str(self.folder),
+            "OSTLER_STORE": self.env.get("OSTLER_STORE", "sqlite"),
+            "PYTHONPATH": os.pathsep.join(path),
+        }
+
+    def open_store(self, **how: Any) -> Store:
+        """The node's store, on whichever database."""
+        return Store.open(self.env.get("OSTLER_STORE", "sqlite"), self.folder, **how)
 
     @property
     def pid(self) -> int:

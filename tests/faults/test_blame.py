@@ -8,6 +8,8 @@ import pytest
 
 from tests.harness import Node, until
 
+pytestmark = pytest.mark.usefixtures("store_url")
+
 APP = """
 import os, signal
 from ostler import Job, Ostler

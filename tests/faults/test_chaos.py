@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
 
+import pytest
+
+from ostler.store import Store
 from tests.harness import until
+from tests.stores import rows, value
 
 JOBS = 10_000
 PRODUCER = """
@@ -26,6 +28,7 @@ for _ in range(bulk // 100):
 """
 
 
+@pytest.mark.usefixtures("store_url")
 def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
     node = make_node("--pool", "work=3", OSTLER_CRASH_LIMIT="1000", OSTLER_LOG_LEVEL="warning")
     producers = [
@@ -53,18 +56,18 @@ def test_ten_thousand_jobs_survive_random_kills_of_workers(make_node) -> None:
     assert all(p.wait() == 0 for p in producers)
     assert kills >= 10, f"only {kills} kills in {time.monotonic() - began:.1f} s"
     node.stop()
-    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
-        each_done_once(connection, JOBS)
+    with node.open_store() as store:
+        each_done_once(store, JOBS)
         # every run is accounted for: it ended in done, in a crash, or was never begun
-        attempts, crashes = connection.execute("SELECT sum(attempt), sum(crashes) FROM jobs").fetchone()
+        ((attempts, crashes),) = rows(store, "SELECT sum(attempt), sum(crashes) FROM jobs")
         assert attempts == JOBS + crashes
 
 
-def each_done_once(connection: sqlite3.Connection, jobs: int) -> None:
+def each_done_once(store: Store, jobs: int) -> None:
     """All are done, with exactly one `done` in each timeline, as its last event, and timelines without gaps."""
-    assert connection.execute("SELECT status, count(*) FROM jobs GROUP BY status").fetchall() == [("done", jobs)]
-    assert connection.execute("SELECT count(*) FROM timeline WHERE name = 'done'").fetchone() == (jobs,)
+    assert rows(store, "SELECT status, count(*) FROM jobs GROUP BY status") == [("done", jobs)]
+    assert value(store, "SELECT count(*) FROM timeline WHERE name = 'done'") == jobs
     last = "SELECT count(*) FROM jobs JOIN timeline e ON e.job = jobs.id AND e.seq = jobs.seq WHERE e.name = 'done'"
-    assert connection.execute(last).fetchone() == (jobs,)
+    assert value(store, last) == jobs
     gaps = "SELECT count(*) FROM jobs WHERE seq <> (SELECT count(*) FROM timeline WHERE job = jobs.id)"
-    assert connection.execute(gaps).fetchone() == (0,)
+    assert value(store, gaps) == 0

@@ -8,7 +8,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.harness import Node, family_of, gone, until
+
+pytestmark = pytest.mark.usefixtures("store_url")
 
 
 def test_sigterm_drains_running_jobs_finish(make_node, tmp_path: Path) -> None:
@@ -176,7 +180,7 @@ def _cmdline(pid: int) -> str:
 
 def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
     """Another node of the same store went silent with a job in its hands; nobody restarts it."""
-    from ostler.store import Store, now_ms
+    from ostler.store import now_ms
     from ostler.store.nodes import NodeRow
     from ostler.store.rows import NewJob, Turn
 
@@ -188,7 +192,7 @@ def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
         OSTLER_HEARTBEAT_INTERVAL="0.3",
     )
     node.post("/api/v1/pools/work/pause")
-    with Store.open("", node.folder) as store:
+    with node.open_store() as store:
         store.nodes.register(NodeRow("ghost@1", "ghost", 1000, home="elsewhere", boot_id="another boot", pid=999_999))
         (job,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], now_ms())
         assert [c.id for c in store.jobs.turn(Turn("ghost@1", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [

@@ -102,3 +102,21 @@ def test_what_a_route_of_the_app_started_in_a_session_of_its_own_is_left_alone(m
         assert not gone(pid)
     finally:
         os.kill(pid, signal.SIGKILL)
+
+
+def test_what_the_apps_module_started_when_it_was_loaded_is_left_alone(make_node, tmp_path: Path) -> None:
+    app, pid_file = tmp_path / "early.py", tmp_path / "pid"
+    early = (
+        "import os\n"
+        f"if {family.VARIABLE!r} not in os.environ:\n"
+        f"    Path({str(pid_file)!r}).write_text(str(subprocess.Popen(['sleep', '300'], start_new_session=True).pid))\n"
+    )
+    app.write_text(APP + early)
+    node = make_node("--pool", "a=1", "--pool", "b=1", app=app)
+    pid = pid_in(pid_file)
+    try:
+        node.wait_job(node.enqueue("overruns"), "failed")  # its worker is ended, with all that it left
+        node.wait_status("worker:b:0", "healthy")
+        assert not gone(pid)
+    finally:
+        os.kill(pid, signal.SIGKILL)

@@ -6,7 +6,6 @@ import contextlib
 import os
 import random
 import signal
-import sqlite3
 import subprocess
 import sys
 import time
@@ -83,5 +82,5 @@ def test_a_long_run_loses_nothing_and_grows_nothing(make_node) -> None:
     assert max(memory[-WARM:]) < max(memory[:WARM]) + 48, memory
     assert "Traceback" not in node.log()
     node.stop()
-    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
-        each_done_once(connection, jobs)
+    with node.open_store() as store:
+        each_done_once(store, jobs)

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import os
 import signal
-import sqlite3
 import threading
 import time
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Iterator
 
-from ostler.store import Store, now_ms
-from ostler.store.doorbell import ring
+import pytest
+
+from ostler.store import now_ms
 from ostler.store.rows import NewJob
-from tests.harness import call, until
+from tests import stores
+from tests.harness import Node, call, until
 from tests.store.counted import counted
 
+both = pytest.mark.usefixtures("store_url")
 
+
+@contextmanager
+def locked(node: Node) -> Iterator[None]:
+    with node.open_store() as other, stores.locked(other):
+        yield
+
+
+@both
 def test_a_locked_store_delays_and_loses_nothing(make_node, tmp_path: Path) -> None:
     node = make_node("--pool", "work=2", OSTLER_HEARTBEAT_INTERVAL="1", OSTLER_STALE_AFTER="5")
     flag = tmp_path / "go"
@@ -23,25 +35,22 @@ def test_a_locked_store_delays_and_loses_nothing(make_node, tmp_path: Path) -> N
     busy = node.wait_running(running)["component"]
     idle = "worker:work:1" if busy == "worker:work:0" else "worker:work:0"
     marks = tmp_path / "marks"
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    flag.touch()  # its result has to wait
+    with locked(node):
+        flag.touch()  # its result has to wait
 
-    answers: list[tuple[int, dict]] = []
-    body = {"task": "mark", "args": {"path": str(marks)}}
-    sender = threading.Thread(target=lambda: answers.append(call(node.url, "POST", "/api/v1/jobs", body)))
-    sender.start()
-    victim = node.worker(idle)
-    os.kill(victim["pid"], signal.SIGKILL)  # a restart does not wait for the store either
-    until(lambda: f"{idle} generation {victim['generation'] + 1}: starting -> healthy" in node.log(), "the restart")
-    assert node.get("/healthz")[0] == 200
-    until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "the trouble to show")
-    for sign in ("lane turns keeps trying", "lane intake keeps trying", "HEARTBEAT_DEGRADED"):
-        until(lambda: sign in node.log(), f"{sign!r} in the log")
-    assert not answers, "it cannot be stored yet"
-    assert not marks.exists()
-    lock.execute("ROLLBACK")
-    lock.close()
+        answers: list[tuple[int, dict]] = []
+        body = {"task": "mark", "args": {"path": str(marks)}}
+        sender = threading.Thread(target=lambda: answers.append(call(node.url, "POST", "/api/v1/jobs", body)))
+        sender.start()
+        victim = node.worker(idle)
+        os.kill(victim["pid"], signal.SIGKILL)  # a restart does not wait for the store either
+        until(lambda: f"{idle} generation {victim['generation'] + 1}: starting -> healthy" in node.log(), "the restart")
+        assert node.get("/healthz")[0] == 200
+        until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "the trouble to show")
+        for sign in ("lane turns keeps trying", "lane intake keeps trying", "HEARTBEAT_DEGRADED"):
+            until(lambda: sign in node.log(), f"{sign!r} in the log")
+        assert not answers, "it cannot be stored yet"
+        assert not marks.exists()
 
     sender.join(60)
     status, job = answers[0]
@@ -57,75 +66,65 @@ def test_a_locked_store_delays_and_loses_nothing(make_node, tmp_path: Path) -> N
     until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "all to be well again")
 
 
+@both
 def test_an_enqueue_that_cannot_be_stored_is_refused_and_stores_nothing(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_STORE_PATIENCE="0.2")
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    status, answer = node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
-    assert (status, answer["error"]["code"]) == (503, "STORE_BUSY")
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(node):
+        status, answer = node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
+        assert (status, answer["error"]["code"]) == (503, "STORE_BUSY")
     assert node.get("/api/v1/jobs")[1]["jobs"] == []
     until(lambda: node.get("/readyz")[0] == 200, "readiness without another enqueue")
 
 
+@both
 def test_a_node_stops_in_bounded_time_while_the_store_is_locked(make_node, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1", OSTLER_STOP_GRACE="0.3")
     flag = tmp_path / "go"
     job = node.enqueue("wait_for", path=str(flag))
     node.wait_running(job)
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    flag.touch()
-    node.signal(signal.SIGTERM)
-    assert node.wait(55) == 0
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(node):
+        flag.touch()
+        node.signal(signal.SIGTERM)
+        assert node.wait(55) == 0
     node.start()
     assert node.wait_job(job)["status"] == "done"
 
 
+@both
 def test_a_node_that_starts_while_the_store_is_locked_waits_or_says_so(make_node) -> None:
     node = make_node("--pool", "work=1")
     node.stop()
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    node.start_process()
-    assert node.wait(55) == 2
-    assert "cannot be used right now (database is locked)" in node.log()
-    assert "Traceback" not in node.log()
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(node):
+        node.start_process()
+        assert node.wait(55) == 2
+        assert "cannot be used right now (" in node.log()
+        assert "Traceback" not in node.log()
     node.start()
     assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
 
 
+@both
 def test_readiness_comes_back_after_a_refused_enqueue(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_STORE_PATIENCE="0.2")
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    assert node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})[0] == 503
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(node):
+        assert node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})[0] == 503
     until(lambda: node.get("/readyz")[0] == 200, "readiness without another enqueue")
 
 
+@both
 def test_patience_holds_while_upkeep_waits_for_a_locked_store_and_a_stop_is_quick(make_node) -> None:
     node = make_node(
         "--pool", "work=1", OSTLER_STORE_PATIENCE="1", OSTLER_UPKEEP_INTERVAL="0.1", OSTLER_STOP_GRACE="0.3"
     )
-    lock = sqlite3.connect(node.folder / "ostler.db", isolation_level=None)
-    lock.execute("BEGIN IMMEDIATE")
-    until(lambda: "lane upkeep keeps trying" in node.log(), "upkeep to meet the lock")
-    for path, body in (("/api/v1/jobs", {"task": "add", "args": {"a": 1}}), ("/api/v1/pools/work/pause", None)):
-        asked = time.monotonic()
-        status, answer = node.post(path, body)
-        assert (status, answer["error"]["code"]) == (503, "STORE_BUSY")
-        assert time.monotonic() - asked < 15, path  # seen before: for as long as the lock was held
-    node.signal(signal.SIGTERM)
-    assert node.wait(25) == 0
-    lock.execute("ROLLBACK")
-    lock.close()
+    with locked(node):
+        until(lambda: "lane upkeep keeps trying" in node.log(), "upkeep to meet the lock")
+        for path, body in (("/api/v1/jobs", {"task": "add", "args": {"a": 1}}), ("/api/v1/pools/work/pause", None)):
+            asked = time.monotonic()
+            status, answer = node.post(path, body)
+            assert (status, answer["error"]["code"]) == (503, "STORE_BUSY")
+            assert time.monotonic() - asked < 15, path  # seen before: for as long as the lock was held
+        node.signal(signal.SIGTERM)
+        assert node.wait(25) == 0
 
 
 def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node, tmp_path: Path) -> None:
@@ -139,17 +138,18 @@ def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
 
 
+@both
 def test_queue_depths_are_right_after_kills_in_the_middle_of_the_work(make_node) -> None:
     node = make_node("--pool", "work=2")
     flood = [NewJob("mixed", "work", "{}", run_at=now_ms() + 10**9 if n % 10 == 0 else None) for n in range(2000)]
-    with Store.open("", node.folder) as store:
+    with node.open_store() as store:
         for _ in range(3):
             store.jobs.enqueue(flood, now_ms())
-            ring(node.folder)
+            store.db.ring_all()
             until(lambda: store.jobs.depths()["work"].get("processing"), "it to begin")
             node.kill()
-            assert store.jobs.depths() == counted(store.db._connection)
+            assert store.jobs.depths() == counted(store)
             node.start()
         store.jobs.cancel_many(now_ms(), 100, queue="work")
         until(lambda: store.jobs.depths()["work"].keys() <= {"scheduled", "cancelled"}, "all the others to end")
-        assert store.jobs.depths() == counted(store.db._connection)
+        assert store.jobs.depths() == counted(store)

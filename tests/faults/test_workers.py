@@ -10,6 +10,8 @@ import pytest
 
 from tests.harness import Node, gone, until
 
+pytestmark = pytest.mark.usefixtures("store_url")
+
 
 def test_kill_9_in_mid_job_sends_the_job_back_with_a_crash_mark(node: Node, tmp_path: Path) -> None:
     flag = tmp_path / "go"

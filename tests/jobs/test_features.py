@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
-import sqlite3
 import subprocess
 import sys
 import urllib.request
@@ -15,16 +13,24 @@ import pytest
 
 from ostler.jobs import scratch
 from tests.harness import Node, until
+from tests.stores import rows, store_of, value
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def node(request: pytest.FixtureRequest, tmp_path_factory):
     sizes = [f for pool in ("narrow=4", "keys=4", "slow=2", "work=2") for f in ("--pool", pool)]
-    running = Node(tmp_path_factory.mktemp("features") / "data", APP, *sizes).start()
-    yield running
-    running.stop()
+    with store_of(request) as url:
+        running = Node(tmp_path_factory.mktemp("features") / "data", APP, *sizes, OSTLER_STORE=url).start()
+        yield running
+        running.stop()
+
+
+@pytest.fixture
+def make_node(store_url: str, make_node):
+    """On both databases."""
+    return make_node
 
 
 def python(node: Node, code: str) -> str:
@@ -170,9 +176,8 @@ def test_a_run_that_lost_its_claim_cannot_publish(make_node, tmp_path: Path) -> 
     job = node.enqueue("publishes", wait=str(tmp_path / "go"))
     node.wait_running(job)
     # somebody else decides about the job, and this node has not heard of it yet
-    with sqlite3.connect(node.folder / "ostler.db") as connection:
-        connection.execute("UPDATE jobs SET fence = fence + 1 WHERE id = ?", (job,))
-    connection.close()
+    with node.open_store() as store:
+        rows(store, "UPDATE jobs SET fence = fence + 1 WHERE id = :job", job=job)
     (tmp_path / "go").touch()
     until(lambda: f"job {job}: a late result was dropped" in node.log(), "its result to be refused")
     assert not (node.folder / "results" / str(job)).exists()
@@ -259,9 +264,8 @@ def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> N
     (found,) = node.get("/api/v1/schedules")[1]["schedules"]
     assert (found["name"], found["zone"], found["last_job"]) == ("new_year", "Europe/Berlin", None)
     node.stop()
-    with sqlite3.connect(node.folder / "ostler.db") as connection:
-        connection.execute("UPDATE schedules SET next_at = 1000")
-    connection.close()
+    with node.open_store() as store:
+        rows(store, "UPDATE schedules SET next_at = 1000")
     node.start()
     job = until(lambda: node.get("/api/v1/schedules")[1]["schedules"][0]["last_job"], "it to fire")
     assert node.wait_job(job)["result"] == "happy"
@@ -288,5 +292,5 @@ def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
 def test_a_publish_first_asks_the_store_with_a_write(node: Node) -> None:
     job = node.enqueue("publishes")
     assert node.wait_job(job)["result"] == "made"
-    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db")) as connection:
-        assert connection.execute("SELECT held FROM jobs WHERE id = ?", [job]).fetchone() == (1,)
+    with node.open_store() as store:
+        assert value(store, "SELECT held FROM jobs WHERE id = :job", job=job) == 1

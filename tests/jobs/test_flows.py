@@ -15,6 +15,7 @@ from ostler.store import Store
 from ostler.store.flows import step_of
 from ostler.store.limits import QueueLimit
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+from tests.stores import rows, value
 
 
 def job(**more) -> NewJob:
@@ -53,11 +54,11 @@ def test_a_unique_job_can_hold_its_key_for_a_period(store: Store) -> None:
     assert store.jobs.put([job(unique_key="k", unique_for=10)], 11_000) == [(2, True)]
 
 
-def test_unique_jobs_stay_unique_when_many_enqueue_at_once(store: Store, tmp_path: Path) -> None:
+def test_unique_jobs_stay_unique_when_many_enqueue_at_once(store: Store, store_url: str, tmp_path: Path) -> None:
     found: list[int] = []
 
     def enqueue() -> None:
-        with Store.open("", tmp_path, durable=False) as own:
+        with Store.open(store_url, tmp_path, durable=False) as own:
             found.append(own.jobs.enqueue([job(unique_key="k")], 1)[0])
 
     threads = [threading.Thread(target=enqueue) for _ in range(8)]
@@ -183,10 +184,10 @@ def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
     declared(store, [row])
 
 
-def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, tmp_path: Path) -> None:
+def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, store_url: str, tmp_path: Path) -> None:
     declare(store)
     assert store.jobs.flows.fire("n", 5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
-    with Store.open("", tmp_path, durable=False) as other:
+    with Store.open(store_url, tmp_path, durable=False) as other:
         fired = [
             store.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
             other.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
@@ -366,8 +367,8 @@ def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
         return used() - before
 
     def used() -> int:
-        pages = store.db._connection.execute("PRAGMA page_count").fetchone()[0]
-        return pages - store.db._connection.execute("PRAGMA freelist_count").fetchone()[0]
+        tables = {"jobs": "args || coalesce(next, '') || coalesce(result, '')", "steps": "step"}
+        return sum(value(store, f"SELECT coalesce(sum(length({text})), 0) FROM {t}") for t, text in tables.items())
 
     size(20)
     assert size(800) < 6 * size(200)
@@ -376,7 +377,7 @@ def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
 def test_a_chain_stored_in_its_rows_by_an_older_version_goes_on(store: Store) -> None:
     (first,) = store.jobs.enqueue([job()], 1)
     steps = json.dumps([step_of(job(args="{}"), "x"), step_of(job(task="last", args="{}"), "x")])
-    store.db._connection.execute("UPDATE jobs SET next = ? WHERE id = ?", [steps, first])
+    rows(store, "UPDATE jobs SET next = :steps WHERE id = :id", steps=steps, id=first)
     for result in ("1", "2", "3"):
         end(store, claim(store).claims[0], result=result)
     assert claim(store).claims == []

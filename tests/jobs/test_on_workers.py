@@ -10,13 +10,22 @@ from pathlib import Path
 import pytest
 
 from tests.harness import APP, Node, gone, until
+from tests.stores import store_of
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    running = Node(tmp_path_factory.mktemp("jobs") / "data", APP, "--pool", "work=2", "--pool", "other=1").start()
-    yield running
-    running.kill()
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def node(request: pytest.FixtureRequest, tmp_path_factory):
+    with store_of(request) as url:
+        folder = tmp_path_factory.mktemp("jobs") / "data"
+        running = Node(folder, APP, "--pool", "work=2", "--pool", "other=1", OSTLER_STORE=url).start()
+        yield running
+        running.kill()
+
+
+@pytest.fixture
+def make_node(store_url: str, make_node):
+    """On both databases."""
+    return make_node
 
 
 def generations(node: Node) -> list[int]:
@@ -241,7 +250,7 @@ def test_jobs_of_a_task_that_is_no_longer_declared_wait_until_it_is_again(make_n
     assert node.wait_job(node.enqueue("kept"))["result"] == 1
     assert node.post("/api/v1/jobs", {"task": "old"})[0] == 422
     until(lambda: node.job(job)["waiting_for"]["reason"] == "no_task", "the job to wait for its task")
-    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")["errors"]), "health to say so")
+    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")[1]["errors"]), "health to say so")
     node.stop()
     app.write_text(both)
     node.start()

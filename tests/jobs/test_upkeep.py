@@ -19,6 +19,7 @@ from ostler.store import Store, now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 from tests.harness import until
+from tests.stores import value
 
 FEATURED = Path(__file__).resolve().parent.parent / "featured.py"
 
@@ -28,7 +29,8 @@ def clean(folder: Path, **settings) -> None:
 
     async def main() -> None:
         known = Settings(data=str(folder), **{"retention": 1.0, "failed_retention": 1.0, **settings})
-        lane = Lane("t", lambda: Store.open("", folder, durable=False), asyncio.get_running_loop())
+        url = os.environ["OSTLER_STORE"]
+        lane = Lane("t", lambda: Store.open(url, folder, durable=False), asyncio.get_running_loop())
         await lane.start()
         await Upkeep(known, lane, lane, Bus(), lambda: None, lambda store: []).clean()
         await lane.stop()
@@ -52,8 +54,7 @@ def newest(store: Store) -> int:
 
 
 def left(store: Store) -> tuple[int, int, int]:
-    rows = store.db._connection.execute
-    return tuple(rows(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("jobs", "job_events", "purged"))
+    return tuple(value(store, f"SELECT count(*) FROM {t}") for t in ("jobs", "job_events", "purged"))
 
 
 def test_one_round_deletes_all_that_is_old_however_much_it_is(store: Store, tmp_path: Path) -> None:
@@ -103,7 +104,7 @@ def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: P
         ended(store, 5000)
     purge = threading.Thread(target=clean, args=(tmp_path,))
     stored = 0
-    with Store.open("", tmp_path, busy_timeout=1.0) as other:
+    with Store.open(os.environ["OSTLER_STORE"], tmp_path, busy_timeout=1.0) as other:
         purge.start()
         while purge.is_alive():
             other.jobs.enqueue([NewJob("t", "q", "{}")], now_ms())
@@ -113,6 +114,7 @@ def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: P
     assert left(store)[0] == stored
 
 
+@pytest.mark.usefixtures("store_url")
 def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None:
     node = make_node("--pool", "work=1", app=FEATURED, OSTLER_UPKEEP_INTERVAL="0.3", OSTLER_RETENTION="0")
     jobs = [node.enqueue("publishes"), node.enqueue("talks", text="x")]
@@ -122,14 +124,14 @@ def test_a_node_killed_between_rows_and_files_leaves_no_files(make_node) -> None
     artifact = node.folder / "results" / str(jobs[0])
     until(log.exists, "the log")
     node.kill()
-    with Store.open("", node.folder) as store:  # the rows went, and then the node was killed
+    with node.open_store() as store:  # the rows went, and then the node was killed
         newest(store)
         assert sorted(store.jobs.retention.purge(done_before=now_ms() + 1, failed_before=None).jobs) == jobs
     assert artifact.exists()
     node.start()
     until(lambda: not artifact.exists(), "the artifact to go")
     until(lambda: not log.exists(), "the log to go")
-    with Store.open("", node.folder, read_only=True) as store:
+    with node.open_store(read_only=True) as store:
         until(lambda: not store.jobs.retention.files(), "the list to be worked off")
 
 
@@ -153,8 +155,7 @@ def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: 
         store.jobs.turn(Turn("n", 2, finishes=[Finish(c.id, c.fence, "done", 2, 2, "done") for c in claims]))
     newest(store)
     clean(tmp_path)
-    count = store.db._connection.execute
-    assert [count(f"SELECT count(*) FROM {t}").fetchone()[0] for t in ("uniques", "batches", "steps")] == [600, 0, 0]
+    assert [value(store, f"SELECT count(*) FROM {t}") for t in ("uniques", "batches", "steps")] == [600, 0, 0]
 
 
 def test_a_retry_waits_no_longer_than_it_should_after_the_clock_was_set_back(store: Store, tmp_path: Path) -> None:

@@ -55,13 +55,13 @@ def test_the_jobs_before_it_are_counted_in_the_order_in_which_they_run(store: St
 def test_what_has_ended_or_runs_waits_for_nothing(store: Store) -> None:
     job = store.jobs.enqueue([NewJob("t", "q", "{}")], now_ms())[0]
     store.jobs.cancel(job, now_ms())
-    assert explain(store, job, now_ms(), stale_after=30) is None
+    assert explain(store, job, now_ms()) is None
 
 
 def test_without_a_node_the_store_still_answers(store: Store) -> None:
     job = store.jobs.enqueue([NewJob("t", "q", "{}")], now_ms())[0]
     limits = {"q": QueueLimit(rate=0.1)}
-    assert explain(store, job, now_ms(), stale_after=30, limits=limits)["reason"] == "no_node"
+    assert explain(store, job, now_ms(), limits=limits)["reason"] == "no_node"
 
 
 def ostler(node: Node, *argv: str) -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import sqlite3
+from ostler.store import Store
+from tests.stores import rows
 
 
-def counted(connection: sqlite3.Connection) -> dict[str, dict[str, int]]:
+def counted(store: Store) -> dict[str, dict[str, int]]:
     found: dict[str, dict[str, int]] = {}
-    for queue, status, n in connection.execute(
+    for queue, status, n in rows(
+        store,
         "SELECT queue, CASE WHEN status = 'queued' AND later = 1 THEN 'scheduled' ELSE status END, count(*) FROM jobs"
-        " WHERE status <> 'done' GROUP BY 1, 2"
+        " WHERE status <> 'done' GROUP BY 1, 2",
     ):
         found.setdefault(queue, {})[status] = n
     return found

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ostler.store import Store
 from ostler.store.rows import ExitRow
+from tests.stores import statements
 
 NODE, W = "n", "worker:tag:0"
 
@@ -119,11 +120,9 @@ def test_all_beats_are_one_statement(store: Store) -> None:
     for name in names:
         store.health.register(NODE, name, "tag", 1)
         store.health.mark_starting(NODE, name, 1, 1, 1, 1)
-    statements = []
-    store.db._connection.set_trace_callback(statements.append)
-    assert store.health.update_heartbeats(NODE, [(n, 1, 5000, 10.0) for n in names]) == 12
-    store.db._connection.set_trace_callback(None)
-    assert len(statements) == 1
+    with statements(store) as sent:
+        assert store.health.update_heartbeats(NODE, [(n, 1, 5000, 10.0) for n in names]) == 12
+    assert len(sent) == 1
     rows = store.health.get_all_workers(NODE)
     assert [r["component"] for r in rows] == names  # in the order of their numbers, not of their letters
     assert all((r["last_heartbeat"], r["rss_mb"]) == (5000, 10.0) for r in rows)

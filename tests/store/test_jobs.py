@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from ostler.errors import ConfigError, Conflict, NotFound, StoreBusy
-from ostler.store import Store, now_ms
+from ostler.store import Store, now_ms, queries
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+from tests.stores import locked, no_events, rows, value
 
 
 def put(store: Store, count: int = 1, **more) -> list[int]:
@@ -73,19 +74,15 @@ def test_a_returned_job_has_its_attempt_back_but_never_its_fence(store: Store) -
 def test_state_and_timeline_are_one_transaction(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)
-    store.db._connection.execute(
-        "CREATE TEMP TRIGGER no_events BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END"
-    )
     note = Note(job, c.fence, "said", 2600)
-    with pytest.raises(sqlite3.IntegrityError):
+    with no_events(store), pytest.raises(Exception, match="no room"):
         store.jobs.turn(Turn("n", 2600, notes=[note], finishes=[done(c)]))
-    store.db._connection.execute("DROP TRIGGER no_events")
     assert store.jobs.get(job)["status"] == "processing"
     assert store.jobs.turn(Turn("n", 2600, finishes=[done(c)])).lost == []
 
 
 def stored_events(store: Store) -> int:
-    return int(store.db._connection.execute("SELECT count(*) FROM job_events").fetchone()[0])
+    return int(value(store, "SELECT count(*) FROM job_events"))
 
 
 def test_a_plain_job_stores_no_events_and_its_row_tells_all_of_them(store: Store) -> None:
@@ -147,9 +144,7 @@ def test_an_event_that_is_stored_beside_its_row_counts_once(store: Store) -> Non
     (c,) = claim(store)
     store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
     told = store.jobs.events(job)
-    store.db._connection.execute(
-        "INSERT INTO job_events (job, seq, at, name, data) SELECT job, seq, at, name, data FROM timeline"
-    )
+    rows(store, "INSERT INTO job_events (job, seq, at, name, data) SELECT job, seq, at, name, data FROM timeline")
     assert stored_events(store) == 3
     assert store.jobs.events(job) == told
     store.jobs.retry(job, 5000)
@@ -161,18 +156,18 @@ def test_no_id_is_given_twice_also_after_the_newest_job_is_old(store: Store) -> 
     for c in claim(store, 2):
         store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
     assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([first], False)
-    store.db._connection.execute("DELETE FROM jobs")  # whoever deletes it
-    assert store.jobs.find(second)["status"] == "done"
     assert put(store) == [second + 1]
     assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([second], False)
+    rows(store, "DELETE FROM jobs")  # whoever deletes it
+    assert put(store) == [second + 2]
 
 
 def test_a_hold_is_a_write_and_only_the_current_claim_gets_one(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)
-    before = store.db._connection.total_changes
+    before = value(store, "SELECT held FROM jobs")
     assert store.jobs.hold(job, c.fence)
-    assert store.db._connection.total_changes == before + 1
+    assert value(store, "SELECT held FROM jobs") == before + 1
     assert not store.jobs.hold(job, c.fence + 1)
     store.jobs.cancel(job, 2500)
     assert not store.jobs.hold(job, c.fence)
@@ -301,29 +296,35 @@ def test_a_search_looks_at_no_more_than_a_page_of_jobs_and_says_where_to_go_on(
 
 
 def test_the_fields_of_a_new_job_are_the_columns_that_are_stored_in_the_same_order(store: Store) -> None:
-    sql = store.db._sql["enqueue"]
-    columns = [name.strip() for name in sql[sql.index("(") + 1 : sql.index(")")].split(",")]
-    numbers = [int(n) for n in re.findall(r"\?(\d+)(?=,)", sql)][: len(columns) - 4]
-    assert [NewJob._fields[n - 1] for n in numbers] == columns[:-4]
-    assert set(NewJob._fields) - set(columns) == {"next", "unique_for"}
+    written = {field: 100 + n for n, field in enumerate(NewJob._fields)}
+    texts = {"task", "queue", "args", "backoff", "limit_key", "unique_key"}
+    written = {f: str(v) if f in texts else v for f, v in written.items()} | {"next": None}
+    (job,) = store.jobs.enqueue([NewJob(**written)], 1)
+    stored = dict(store.db.run("job", id=job)[0])
+    assert {f: stored[f] for f in written if f in stored and f != "next"} == {
+        f: v for f, v in written.items() if f not in ("next", "unique_for")
+    }
 
 
 def test_ids_are_never_used_twice(store: Store) -> None:
     (first,) = put(store)
-    store.db._connection.execute("DELETE FROM jobs")
+    rows(store, "DELETE FROM jobs")
     assert put(store)[0] > first
 
 
-def test_the_claim_uses_its_index(store: Store) -> None:
-    plan = store.db._connection.execute(
-        "EXPLAIN QUERY PLAN " + store.db._sql["claimable"], {"queue": "q", "limit": 1, "full": "[]"}
-    ).fetchall()
-    assert "USING INDEX jobs_ready" in plan[0][3]
-    assert not any("TEMP B-TREE" in row[3] for row in plan)
+def test_the_claim_uses_its_index_and_sorts_nothing(store: Store) -> None:
+    put(store, 100)
+    rows(store, "ANALYZE jobs")
+    explain = "EXPLAIN QUERY PLAN " if store.db.dialect == "sqlite" else "EXPLAIN "
+    sql = queries.load(store.db.dialect)["claimable"]
+    plan = str(rows(store, explain + sql, queue="q", limit=1, full="[]", tasks=None))
+    assert re.search(r"(USING INDEX|Index Scan using) jobs_ready", plan), plan
+    assert "TEMP B-TREE" not in plan
+    assert "Sort" not in plan
 
 
-def _claim_all(folder: str, node: str, start, out) -> None:
-    with Store.open("", Path(folder), durable=False) as store:
+def _claim_all(url: str, folder: str, node: str, start, out) -> None:
+    with Store.open(url, Path(folder), durable=False) as store:
         start.wait()
         mine = []
         while claims := store.jobs.turn(Turn(node, now_ms(), wants={"q": [node] * 7})).claims:
@@ -331,11 +332,12 @@ def _claim_all(folder: str, node: str, start, out) -> None:
         out.put((node, mine))
 
 
-def test_two_nodes_worth_of_claimers_on_1000_jobs_take_each_once(store: Store, tmp_path: Path) -> None:
+def test_two_nodes_worth_of_claimers_on_1000_jobs_take_each_once(store: Store, store_url: str, tmp_path: Path) -> None:
     put(store, 1000)
     context = multiprocessing.get_context("spawn")
     start, out = context.Event(), context.Queue()
-    claimers = [context.Process(target=_claim_all, args=(str(tmp_path), f"node{n}", start, out)) for n in range(4)]
+    where = (store_url, str(tmp_path))
+    claimers = [context.Process(target=_claim_all, args=(*where, f"node{n}", start, out)) for n in range(4)]
     for c in claimers:
         c.start()
     start.set()
@@ -349,14 +351,12 @@ def test_two_nodes_worth_of_claimers_on_1000_jobs_take_each_once(store: Store, t
         assert all(store.jobs.get(job)["node"] == node for job, _ in mine[:5])
 
 
-def test_a_locked_database_says_busy_and_stores_nothing(tmp_path: Path, store: Store) -> None:
-    with Store.open("", tmp_path, busy_timeout=0.05) as other:
-        store.db._connection.execute("BEGIN IMMEDIATE")
-        with pytest.raises(StoreBusy, match="nothing was stored"):
+def test_a_locked_database_says_busy_and_stores_nothing(tmp_path: Path, store: Store, store_url: str) -> None:
+    with Store.open(store_url, tmp_path, busy_timeout=0.05) as other:
+        with locked(store), pytest.raises(StoreBusy, match="nothing was stored"):
             put(other)
-        store.db._connection.execute("ROLLBACK")
-        assert len(put(other)) == 1
-    assert store.jobs.list()[0][0]["id"] == 1
+        stored = put(other)
+    assert [job["id"] for job in store.jobs.list()[0]] == stored
 
 
 def test_a_file_that_is_no_database_and_a_newer_schema_are_refused(tmp_path: Path) -> None:
@@ -447,5 +447,5 @@ def test_the_oldest_in_line_is_found_without_counting(store: Store) -> None:
 def test_a_reader_of_an_older_schema_says_what_to_do(tmp_path: Path) -> None:
     Store.open("", tmp_path).close()
     set_version(tmp_path, 2)
-    with pytest.raises(ConfigError, match="has schema 2, this ostler reads 4; start a node there once"):
+    with pytest.raises(ConfigError, match=r"has schema 2, this ostler reads \d+; start a node there once"):
         Store.open("", tmp_path, read_only=True)

@@ -12,24 +12,24 @@ from ostler.errors import StoreBusy, StoreGone
 from ostler.store import Store
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
+from tests.stores import locked
 
 
 def run(work) -> None:
     asyncio.run(work())
 
 
-def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> None:
+def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path, store_url: str) -> None:
     async def main() -> None:
-        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
         await lane.start()
         await lane.call(lambda s: None)
-        with Store.open("", tmp_path) as blocker:
-            blocker.db._connection.execute("BEGIN IMMEDIATE")
-            write = asyncio.create_task(lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1)))
-            while lane.trouble_since is None:
-                await asyncio.sleep(0.005)
-            assert not write.done()
-            blocker.db._connection.execute("COMMIT")
+        with Store.open(store_url, tmp_path) as blocker:
+            with locked(blocker):
+                write = asyncio.create_task(lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1)))
+                while lane.trouble_since is None:
+                    await asyncio.sleep(0.005)
+                assert not write.done()
             assert await write == [1]
         assert lane.trouble_since is None
         await lane.stop()
@@ -37,25 +37,24 @@ def test_a_locked_store_delays_a_write_until_it_goes_through(tmp_path: Path) -> 
     run(main)
 
 
-def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path) -> None:
+def test_patience_ends_and_then_nothing_is_stored(tmp_path: Path, store_url: str) -> None:
     async def main() -> None:
-        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path, busy_timeout=0.01), asyncio.get_running_loop())
         await lane.start()
         await lane.call(lambda s: None)
-        with Store.open("", tmp_path) as blocker:
-            blocker.db._connection.execute("BEGIN IMMEDIATE")
-            with pytest.raises(StoreBusy):
-                await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1), patience=0.1)
-            blocker.db._connection.execute("COMMIT")
+        with Store.open(store_url, tmp_path) as blocker:
+            with locked(blocker):
+                with pytest.raises(StoreBusy):
+                    await lane.call(lambda s: s.jobs.enqueue([NewJob("t", "q", "{}")], 1), patience=0.1)
             assert blocker.jobs.list() == ([], None)
         await lane.stop()
 
     run(main)
 
 
-def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path) -> None:
+def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path, store_url: str) -> None:
     async def main() -> None:
-        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path), asyncio.get_running_loop())
         await lane.start()
         with pytest.raises(ZeroDivisionError):
             await lane.call(lambda s: 1 // 0)
@@ -66,9 +65,9 @@ def test_one_bad_piece_of_work_does_not_end_the_lane(tmp_path: Path) -> None:
     run(main)
 
 
-def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path) -> None:
+def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path, store_url: str) -> None:
     async def main() -> list[int]:
-        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path), asyncio.get_running_loop())
         await lane.start()
         seen: list[int] = []
         for n in range(50):
@@ -79,17 +78,18 @@ def test_work_runs_in_order_and_close_waits_for_it(tmp_path: Path) -> None:
     assert asyncio.run(main()) == list(range(50))
 
 
-def test_patience_counts_from_the_call_also_behind_work_that_tries_for_ever(tmp_path: Path) -> None:
+def test_patience_counts_from_the_call_also_behind_work_that_tries_for_ever(tmp_path: Path, store_url: str) -> None:
     async def main() -> None:
-        lane = Lane("t", lambda: Store.open("", tmp_path, busy_timeout=0.01), asyncio.get_running_loop(), patience=0.2)
+        lane = Lane(
+            "t", lambda: Store.open(store_url, tmp_path, busy_timeout=0.01), asyncio.get_running_loop(), patience=0.2
+        )
         await lane.start()
         await lane.call(lambda s: None)
-        with Store.open("", tmp_path) as blocker:
-            blocker.db._connection.execute("BEGIN IMMEDIATE")
-            lane.post(lambda s: s.jobs.enqueue([NewJob("endless", "q", "{}")], 1))
-            with pytest.raises(StoreBusy, match="not answered within 0.2 s.*nothing was stored"):
-                await lane.call(lambda s: s.jobs.enqueue([NewJob("bounded", "q", "{}")], 1))
-            blocker.db._connection.execute("COMMIT")
+        with Store.open(store_url, tmp_path) as blocker:
+            with locked(blocker):
+                lane.post(lambda s: s.jobs.enqueue([NewJob("endless", "q", "{}")], 1))
+                with pytest.raises(StoreBusy, match="not answered within 0.2 s.*nothing was stored"):
+                    await lane.call(lambda s: s.jobs.enqueue([NewJob("bounded", "q", "{}")], 1))
             await lane.call(lambda s: None, patience=30.0)
             assert [job["task"] for job in blocker.jobs.list()[0]] == ["endless"]
         await lane.stop()
@@ -97,9 +97,9 @@ def test_patience_counts_from_the_call_also_behind_work_that_tries_for_ever(tmp_
     run(main)
 
 
-def test_work_that_has_begun_is_waited_for_because_it_may_be_stored(tmp_path: Path) -> None:
+def test_work_that_has_begun_is_waited_for_because_it_may_be_stored(tmp_path: Path, store_url: str) -> None:
     async def main() -> None:
-        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path), asyncio.get_running_loop())
         await lane.start()
         begun, go = threading.Event(), threading.Event()
         slow = asyncio.create_task(lane.call(lambda s: (begun.set(), go.wait(30), "stored")[2], patience=0.05))

@@ -10,6 +10,7 @@ import pytest
 from ostler.store import Store
 from ostler.store.rows import Finish, NewJob, Requeue, Turn
 from tests.store.counted import counted
+from tests.stores import rows
 
 QUEUES, KEYS = ("p", "q"), {"a": 1, "b": 2, "c": 5}
 
@@ -38,10 +39,12 @@ class Model:
 
 
 def heads(store: Store) -> list:
-    return store.db._connection.execute(
-        "SELECT queue, limit_key, group_concat(id) FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0"
-        " AND limit_key IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1"
-    ).fetchall()
+    """Keys that have more than one job in the ready index."""
+    return rows(
+        store,
+        "SELECT queue, limit_key, min(id), max(id) FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0"
+        " AND limit_key IS NOT NULL GROUP BY 1, 2 HAVING count(*) > 1",
+    )
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -84,7 +87,7 @@ def test_random_operations_claim_what_the_model_says(store: Store, seed: int) ->
                     store.jobs.retry(i, now)
                     model.waiting[i] = (*row[:3], i)
         assert heads(store) == []
-        assert store.jobs.depths() == counted(store.db._connection)
+        assert store.jobs.depths() == counted(store)
 
 
 def steps(store: Store, turn: Turn) -> int:

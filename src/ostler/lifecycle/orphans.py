@@ -49,6 +49,7 @@ class Orphans:
         """Adopt orphans, start the guard, and listen for exits."""
         self._started = True
         os.environ[family.NODE] = self._token
+        self._own = {child.pid for child in family.children()}  # older than every worker, so none of them left it
         if not family.adopt_orphans():
             log.info("orphans cannot be adopted on this system; families are found by their mark alone")
         self.keep_guard()
