@@ -12,7 +12,11 @@ that slow work never stands in front of quick work:
 
 Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
 refused and never runs; work that has begun is waited for, because it may have been stored. A lane that tries for ever finds the
-store locked or full, and delays: it loses nothing.
+store locked, full or away, and delays: it loses nothing.
+
+A commit whose answer was lost (StoreDoubt) may have been stored. Work with patience is not tried again then, or a job could be
+stored twice: its caller gets the error. Work that the store recognises when it comes a second time (a numbered turn, a record
+of a generation) is tried again.
 """
 
 from __future__ import annotations
@@ -26,7 +30,7 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ostler.errors import StoreBusy, StoreGone
+from ostler.errors import StoreBusy, StoreDoubt, StoreGone
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.store")
@@ -36,8 +40,10 @@ T = TypeVar("T")
 class _Item:
     """A piece of work. Whoever takes it first decides: the lane runs it, or the clock refuses it."""
 
-    def __init__(self, work: Callable[[Store], Any], future: asyncio.Future[Any] | None, until: float | None) -> None:
-        self.work, self.future, self.until = work, future, until
+    def __init__(
+        self, work: Callable[[Store], Any], future: asyncio.Future[Any] | None, until: float | None, *, known: bool
+    ) -> None:
+        self.work, self.future, self.until, self.known = work, future, until, known
         self._taken = threading.Lock()
 
     def take(self) -> bool:
@@ -70,16 +76,17 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=f"ostler-{self.name}", daemon=True)
         self._thread.start()
 
-    async def call(self, work: Callable[[Store], T], *, patience: float | None = None) -> T:
+    async def call(self, work: Callable[[Store], T], *, patience: float | None = None, known: bool = False) -> T:
         """Run the work on the lane and return its value. Raises StoreBusy when that takes longer than `patience` (by default the
-        lane's): then nothing was stored.
+        lane's): then nothing was stored; or StoreDoubt, when it may have been. `known`: the store knows the work when it comes
+        twice, so a doubt is resolved by trying again.
         """
         patience = self.patience if patience is None else patience
         future: asyncio.Future[T] = self._loop.create_future()
         if patience is None:
-            self._items.put(_Item(work, future, None))
+            self._items.put(_Item(work, future, None, known=True))
             return await future
-        item = _Item(work, future, time.monotonic() + patience)
+        item = _Item(work, future, time.monotonic() + patience, known=known)
         clock = self._loop.call_later(patience, self._refuse, item, patience)
         self._items.put(item)
         try:
@@ -96,8 +103,8 @@ class Lane:
             )
 
     def post(self, work: Callable[[Store], Any]) -> None:
-        """Run the work on the lane, in order, whenever it goes through. Errors are logged."""
-        self._items.put(_Item(work, None, None))
+        """Run the work on the lane, in order, whenever it goes through; it must be harmless when done twice. Errors are logged."""
+        self._items.put(_Item(work, None, None, known=True))
 
     async def stop(self, deadline: float = 5.0) -> None:
         """Finish what was put on the lane, for at most `deadline` seconds, and end the thread."""
@@ -183,6 +190,9 @@ class Lane:
         if item.until is None:
             return False
         if isinstance(error, StoreGone):
+            return True
+        if isinstance(error, StoreDoubt) and not item.known:
+            self._forget_trouble()  # the next work finds out how the store is
             return True
         if time.monotonic() >= item.until:
             self._forget_trouble()  # nothing waits any more
