@@ -98,6 +98,7 @@ class Keys:
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
+        self.passed_over = False  # another node was busy with a key: look again soon
         for row in db.run("running_by_key"):
             self._running[row["limit_key"]] = row["n"]
             if row["n"] >= row["most"]:
@@ -154,6 +155,7 @@ class Keys:
         if not self._db.shared or key in self._mine:
             return True
         if not self._db.try_lock(_lock(key)):
+            self.passed_over = True
             return False
         self._mine.add(key)
         self._running[key] = self._db.run("running_of_key", key=key)[0]["n"]
