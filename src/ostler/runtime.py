@@ -28,7 +28,7 @@ from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
 from ostler.lifecycle import family, predecessor, probe
 from ostler.lifecycle.control import Control
-from ostler.lifecycle.membership import Membership, Neighbours
+from ostler.lifecycle.membership import Leave, Membership, Neighbours
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
@@ -144,6 +144,7 @@ class Node:
         """Bring the store up to date with the app; returns the jobs that dead nodes had left."""
         with self._open(durable=True) as store:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
+            predecessor.end_leftovers(store, self._member.row)
             back = predecessor.recover(store, self._member.row)
             store.nodes.register(self._member.row)
             self._declare(store)
@@ -230,7 +231,8 @@ class Node:
         web = Server(build(context, self.app.routes), web_socket)
         bell = listener(settings.store, folder, dispatcher.ring)
         order: list[Part]
-        order = [lanes, incidents, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
+        leave = Leave(member, lanes.records)  # after the dispatcher's last turn: who has stopped writes nothing
+        order = [lanes, incidents, leave, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:
