@@ -243,7 +243,14 @@ class Node:
 
         def lane(name: str, patience: float | None = patience, **how: Any) -> Lane:
             # It waits for a lock for a second at most: then the lane looks whether it may go on trying.
-            return Lane(name, lambda: self._open(busy_timeout=1.0, **how), loop, answers, patience)
+            return Lane(
+                name,
+                lambda: self._open(busy_timeout=1.0, **how),
+                loop,
+                answers,
+                patience,
+                reads=how.get("read_only", False),
+            )
 
         return _Lanes(
             turns=lane("turns", None, durable=False, cache_mb=16),

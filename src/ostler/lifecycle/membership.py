@@ -175,8 +175,8 @@ class Neighbours:
     async def _come_back(self) -> None:
         await self._supervisor.abandon()
         self._forget()  # what workers said before they died
-        while not await self._registered():
-            await asyncio.sleep(1.0)  # noqa: ASYNC110  nothing tells when the store is back
+        while not await self._registered():  # noqa: ASYNC110  nothing tells when the store is back
+            await asyncio.sleep(1.0)
         self._member.lost = False
         log.warning("the node is back as %s", self._member.id)
         self._supervisor.resume_after_loss()

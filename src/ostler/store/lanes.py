@@ -11,7 +11,8 @@ that slow work never stands in front of quick work:
     upkeep    recovery and deleting, in short steps. Bounded patience; not synced
 
 Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
-refused and never runs; work that has begun is waited for, because it may have been stored. A lane that tries for ever finds the
+refused and never runs; work that has begun is waited for, because it may have been stored, but no longer than for `_ANSWER` more:
+then it is in doubt. Lanes that only read (`reads`) wait for nothing after that. A lane that tries for ever finds the
 store locked, full or away, and delays: it loses nothing.
 
 A commit whose answer was lost (StoreDoubt) may have been stored. Work with patience is not tried again then, or a job could be
@@ -34,6 +35,8 @@ from ostler.errors import StoreBusy, StoreDoubt, StoreGone
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.store")
+
+_ANSWER = 20.0  # seconds after which a server that took the work and says nothing is given up; TCP gives up at 15
 T = TypeVar("T")
 
 
@@ -60,8 +63,10 @@ class Lane:
         loop: asyncio.AbstractEventLoop,
         answers: Callable[[str, bool], None] | None = None,
         patience: float | None = None,
+        *,
+        reads: bool = False,
     ) -> None:
-        self.name, self.patience = name, patience
+        self.name, self.patience, self._reads = name, patience, reads
         self.trouble: str | None = None  # what is wrong with the store, while it does not answer
         self._answers = answers  # told, on the loop, when the store is lost and when it is back
         self._trouble_since: float | None = None
@@ -87,19 +92,31 @@ class Lane:
             self._items.put(_Item(work, future, None, known=True))
             return await future
         item = _Item(work, future, time.monotonic() + patience, known=known)
-        clock = self._loop.call_later(patience, self._refuse, item, patience)
+        clocks = [self._loop.call_later(patience, self._refuse, item, patience)]
+        if not self._reads:
+            clocks.append(self._loop.call_later(patience + _ANSWER, self._doubt, item, patience + _ANSWER))
         self._items.put(item)
         try:
             return await future
         finally:
-            clock.cancel()
+            for clock in clocks:
+                clock.cancel()
 
     def _refuse(self, item: _Item, patience: float) -> None:
-        """Its patience has ended before it began."""
-        if item.future is not None and not item.future.done() and item.take():
+        """Its patience has ended before it began, or nothing can have been stored."""
+        if item.future is not None and not item.future.done() and (item.take() or self._reads):
             why = self.trouble or "other work was before it"
             item.future.set_exception(
                 StoreBusy(f"the store has not answered within {patience:g} s ({why}); nothing was stored, try again")
+            )
+
+    def _doubt(self, item: _Item, waited: float) -> None:
+        """It has begun, and the store says nothing."""
+        if item.future is not None and not item.future.done():
+            item.future.set_exception(
+                StoreDoubt(
+                    f"the store has not answered within {waited:g} s: what it got may be stored or not. Look first"
+                )
             )
 
     def post(self, work: Callable[[Store], Any]) -> None:
