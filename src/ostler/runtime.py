@@ -28,7 +28,7 @@ from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
 from ostler.lifecycle import family, predecessor, probe
 from ostler.lifecycle.control import Control
-from ostler.lifecycle.membership import Membership, Neighbours
+from ostler.lifecycle.membership import Leave, Membership, Neighbours
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
@@ -145,6 +145,7 @@ class Node:
         with self._open(durable=True) as store:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
             store.jobs.recount()
+            predecessor.end_leftovers(store, self._member.row)
             back = predecessor.recover(store, self._member.row)
             store.nodes.register(self._member.row)
             self._declare(store)
@@ -231,7 +232,8 @@ class Node:
         web = Server(build(context, self.app.routes), web_socket)
         bell = listener(settings.store, folder, dispatcher.ring)
         order: list[Part]
-        order = [lanes, incidents, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
+        leave = Leave(member, lanes.records)  # after the dispatcher's last turn: who has stopped writes nothing
+        order = [lanes, incidents, leave, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:
@@ -242,7 +244,14 @@ class Node:
 
         def lane(name: str, patience: float | None = patience, **how: Any) -> Lane:
             # It waits for a lock for a second at most: then the lane looks whether it may go on trying.
-            return Lane(name, lambda: self._open(busy_timeout=1.0, **how), loop, answers, patience)
+            return Lane(
+                name,
+                lambda: self._open(busy_timeout=1.0, **how),
+                loop,
+                answers,
+                patience,
+                reads=how.get("read_only", False),
+            )
 
         return _Lanes(
             turns=lane("turns", None, durable=False, cache_mb=16),

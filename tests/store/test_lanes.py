@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostler.errors import StoreBusy, StoreGone
+from ostler.errors import StoreBusy, StoreDoubt, StoreGone
 from ostler.store import Store
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
@@ -137,5 +137,32 @@ def test_a_database_file_that_is_deleted_or_replaced_is_noticed(tmp_path: Path, 
         assert lane.trouble_since is None
         await lane.stop()
         assert told == [False, True]
+
+    run(main)
+
+
+@pytest.mark.parametrize(("how", "tries"), [({"patience": 5.0}, 1), ({"patience": 5.0, "known": True}, 2), ({}, 2)])
+def test_a_commit_in_doubt_is_repeated_only_where_the_store_knows_the_work_again(
+    tmp_path: Path, how: dict, tries: int
+) -> None:
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open("", tmp_path), asyncio.get_running_loop())
+        await lane.start()
+        tried = []
+
+        def work(store: Store) -> str:
+            tried.append(store)
+            if len(tried) == 1:
+                raise StoreDoubt("lost")
+            return "stored"
+
+        if tries == 1:
+            with pytest.raises(StoreDoubt):
+                await lane.call(work, **how)
+        else:
+            assert await lane.call(work, **how) == "stored"
+        assert len(tried) == tries
+        assert lane.trouble_since is None
+        await lane.stop()
 
     run(main)

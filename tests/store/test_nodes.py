@@ -147,3 +147,15 @@ def test_a_wish_reaches_its_node_and_is_answered_once(store: Store) -> None:
     store.nodes.grant(wish, {"ok": False})
     assert store.nodes.answer(wish) == {"ok": True}
     assert store.nodes.wishes("n@1") == []
+
+
+def test_the_end_of_a_worker_that_is_written_twice_counts_once(store: Store) -> None:
+    """The answer to the first write was lost, so the lane tried again."""
+    start(store)
+    store.health.register("n@1", W, "q", 1)
+    store.health.mark_starting("n@1", W, 1, 7, 7, 1)
+    end = ExitRow(W, 1, 5, "exit", "crash", code=1)
+    assert store.health.mark_crashed("n@1", end, 1)
+    assert store.health.mark_crashed("n@1", end, 1)
+    assert store.health.get_component("n@1", W)["restart_count"] == 1
+    assert len(store.health.exits("n@1", W)) == 1

@@ -165,7 +165,11 @@ class Dispatcher:
             raise
         except Exception:
             log.exception("the store refused a turn; its items are tried one by one")
-            await self._outbox.write_one_by_one(turn)
+            try:
+                await self._outbox.write_one_by_one(turn)
+            except NodeLost:
+                self.lost(turn.node)
+                return
             await asyncio.sleep(1.0)  # whatever it is, it must not make the node spin
             self._bell.set()
             return
@@ -179,8 +183,11 @@ class Dispatcher:
             self._bell.set()  # there may be more than was asked for
 
     def _unknown(self, taken: Taken) -> Taken:
-        """Of all that the node holds, what nobody here has in hand: its turn was committed, and the answer was lost."""
-        known = {(claim.id, claim.fence) for seat in self._seats.values() for claim in seat.jobs}
+        """Of all that the node holds, what nobody here has in hand: its turn was committed, and the answer was lost.
+
+        What has ended since is not among it: the next turn writes that.
+        """
+        known = {(claim.id, claim.fence) for seat in self._seats.values() for claim in seat.jobs} | self._outbox.ended()
         return replace(taken, claims=[c for c in taken.claims if (c.id, c.fence) not in known])
 
     def forget(self) -> None:

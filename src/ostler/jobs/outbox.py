@@ -6,7 +6,9 @@ import contextlib
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
+from ostler.errors import NodeLost
 from ostler.events import Bus, ClaimLost, ClaimMissed, JobsTouched
 from ostler.jobs import verdict
 from ostler.lifecycle.membership import Membership
@@ -14,6 +16,7 @@ from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.rows import Finish, Note, Requeue, Taken, Turn
+from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
 
@@ -59,6 +62,10 @@ class Outbox:
         node, number, tasks = self._member.id, self._turns, self._tasks
         return Turn(node, now_ms(), notes, finishes, requeues, wants or {}, limits or {}, number, tasks)
 
+    def ended(self) -> set[tuple[int, int]]:
+        """The claims (id, fence) that have ended here and that the store still takes for running."""
+        return {(end.id, end.fence) for ends in (self._finishes, self._requeues) for end in ends}
+
     def forget(self) -> None:
         """Drop everything: it belongs to claims that are no longer ours."""
         self._notes, self._finishes, self._requeues = [], [], []
@@ -70,8 +77,8 @@ class Outbox:
         self._requeues = turn.requeues + self._requeues
 
     async def write(self, turn: Turn, patience: float | None = None) -> Taken:
-        """Have the store take the turn."""
-        return await self._lane.call(lambda store: store.jobs.turn(replace(turn, now=store.now())), patience=patience)
+        """Have the store take the turn. It has a number, so it may be tried again after a doubt."""
+        return await self._lane.call(partial(_take, turn=turn), patience=patience, known=True)
 
     def tell(self, turn: Turn, taken: Taken) -> None:
         """Tell those who listen what came of the turn."""
@@ -85,15 +92,24 @@ class Outbox:
         )
 
     async def write_one_by_one(self, turn: Turn) -> None:
-        """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so."""
+        """One item that the store refuses must not hold up all others for ever: its job fails with a code that says so.
+
+        Raises NodeLost when this node was declared dead.
+        """
         for note in turn.notes:
-            with contextlib.suppress(Exception):  # logged with the turn; a timeline can do without it
+            try:
                 await self._write_and_tell(self._turn([note], [], []))
+            except NodeLost:
+                raise
+            except Exception as error:  # noqa: BLE001  a timeline can do without it
+                log.warning("job %d: its event %r could not be stored: %s", note.id, note.event, error)
         alone: list[tuple[int, int, list[Finish], list[Requeue]]]
         alone = [(f.id, f.fence, [f], []) for f in turn.finishes] + [(r.id, r.fence, [], [r]) for r in turn.requeues]
         for job, fence, finishes, requeues in alone:
             try:
                 await self._write_and_tell(self._turn([], finishes, requeues))
+            except NodeLost:
+                raise
             except Exception as error:
                 log.exception("job %d: the end of its run could not be stored", job)
                 what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
@@ -103,3 +119,10 @@ class Outbox:
 
     async def _write_and_tell(self, turn: Turn) -> None:
         self.tell(turn, await self.write(turn))
+
+
+def _take(store: Store, turn: Turn) -> Taken:
+    """The turn at the store's time. When the next job is due is told by our own clock, which may be set differently."""
+    taken = store.jobs.turn(replace(turn, now=store.now()))
+    ahead = now_ms() - store.now()
+    return taken if taken.next_due is None else replace(taken, next_due=taken.next_due + ahead)

@@ -62,7 +62,7 @@ class Poll:
     async def look(self) -> None:
         """Read what other processes may have changed, and act on it."""
         queues = self._dispatcher.idle_queues()
-        node, since = self._supervisor.member.id, now_ms() - int(self._settings.node_lease * 1000)
+        node, lease_ms = self._supervisor.member.id, int(self._settings.node_lease * 1000)
 
         def read(store: Store) -> _Seen:
             return _Seen(
@@ -70,7 +70,7 @@ class Poll:
                 store.jobs.wanted_cancels(node),
                 bool(queues) and store.jobs.ready(queues, now_ms()),
                 store.jobs.depths(),
-                store.health.served(since),
+                store.health.served(store.now() - lease_ms),
                 store.nodes.unserved(),
             )
 

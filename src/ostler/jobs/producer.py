@@ -8,11 +8,11 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ostler.errors import BadArguments, StoreGone, UnknownTask
+from ostler.errors import BadArguments, StoreBusy, StoreDoubt, StoreGone, UnknownTask
 from ostler.jobs import signature
 from ostler.jobs.options import check
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 
 log = logging.getLogger("ostler")
+T = TypeVar("T")
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
@@ -137,16 +138,32 @@ class Producer:
         return Store.open(url, data, busy_timeout=self.settings.store_patience)
 
     def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
-        """Store all of them or none, and wake the node. What was stored survives a power cut. Raises StoreBusy."""
-        store = self.store()
-        found = store.jobs.enqueue(jobs, store.now())
-        self._check(store)
-        return found
+        """Store all of them or none, and wake the node. What was stored survives a power cut.
+
+        Raises StoreBusy when the store was away for all of `store_patience`: nothing was stored; or StoreDoubt, when the connection was
+        lost during the commit: it may have been stored.
+        """
+        return self._patiently(lambda store: store.jobs.enqueue(jobs, store.now()))
 
     def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
-        """Store jobs that belong together, all or none, and wake the node; (batch, jobs)."""
-        store = self.store()
-        found = store.jobs.flows.batch(jobs, callback, store.now())
+        """Store jobs that belong together, all or none, and wake the node; (batch, jobs). Raises as `enqueue`."""
+        return self._patiently(lambda store: store.jobs.flows.batch(jobs, callback, store.now()))
+
+    def _patiently(self, work: Callable[[Store], T]) -> T:
+        """Try while nothing was stored and the patience lasts: a server that restarts is back in seconds."""
+        deadline, delay = time.monotonic() + self.settings.store_patience, 0.05
+        while True:
+            try:
+                store = self.store()
+                found = work(store)
+                break
+            except (StoreGone, StoreDoubt):
+                raise
+            except StoreBusy:
+                if time.monotonic() + delay > deadline:
+                    raise
+                time.sleep(delay)
+                delay = min(2 * delay, 1.0)
         self._check(store)
         return found
 

@@ -69,13 +69,10 @@ class Upkeep:
 
     async def _schedules(self) -> None:
         patience = self._settings.store_patience
-        jobs, due = await self._intake.call(
-            lambda store: store.jobs.flows.fire(self._node(), store.now(), schedule.following), patience=patience
-        )
+        jobs, wait = await self._intake.call(partial(_fire, node=self._node()), patience=patience)
         if jobs:
             log.info("schedules have stored jobs %s", ", ".join(map(str, jobs)))
             self._fired()
-        wait = _LONGEST_SLEEP if due is None else (due - now_ms()) / 1000
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 
     async def _rounds(self) -> None:
@@ -189,6 +186,12 @@ class Upkeep:
         folders, freed = await asyncio.to_thread(scratch.sweep, root, live=live, **limits)
         if folders:
             log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
+
+
+def _fire(store: Store, node: str) -> tuple[list[int], float]:
+    """The jobs of the schedules that were due, and the seconds until the next one is, by the store's clock."""
+    jobs, due = store.jobs.flows.fire(node, store.now(), schedule.following)
+    return jobs, _LONGEST_SLEEP if due is None else (due - store.now()) / 1000
 
 
 def _timed(work: Callable[[Store], T], store: Store) -> tuple[T, float]:

@@ -5,7 +5,8 @@ and lets its jobs run. The first write that goes through again is fenced by the 
 written and nothing is lost; if another node has declared it dead (`NodeLost`), its jobs run elsewhere by then. It kills its
 workers, drops what they did, and registers anew under another id.
 
-After a gap in its own beats a node declares nobody dead for one full lease: the others had the same outage.
+After a gap in its own beats, and after its start, a node declares nobody dead for one full lease: the others may have had the
+same outage, and are on their way back.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ostler.lifecycle")
 
+_FAREWELL = 5.0  # seconds that the store gets to take the end of a node
+
 
 class Membership:
     """Who this node is in the store. `id` changes when it was declared dead and registers anew."""
@@ -53,26 +56,51 @@ class Membership:
 
     def took_beat(self) -> None:
         """The store took a beat. After a gap, others may still be trying to reach it."""
-        now, before = time.monotonic(), self._beat
-        self._beat = now
-        if before is not None and now - before > self._settings.node_lease / 2:
-            self._patient_until = now + self._settings.node_lease
+        now, before, lease = time.monotonic(), self._beat, self._settings.node_lease
+        if before is None:
+            self._patient_until = now + lease
+        elif now - before > lease / 2:
+            self._patient_until = now + lease
             log.warning(
-                "the store had taken no heartbeat for %.0f s; no other node is declared dead for %g s",
+                "the store had taken no heartbeat for %.1f s; no other node is declared dead for %g s",
                 now - before,
-                self._settings.node_lease,
+                lease,
             )
+        self._beat = now  # last: who reads it without a lock must not find the gap closed and nobody patient
 
     def may_judge(self) -> bool:
         """Whether this node may declare others dead: its own beats arrive, and have for a while."""
-        now = time.monotonic()
-        return (
-            self._beat is not None and now >= self._patient_until and now - self._beat <= self._settings.node_lease / 2
-        )
+        now, beat = time.monotonic(), self._beat
+        return beat is not None and now - beat <= self._settings.node_lease / 2 and now >= self._patient_until
+
+    def unheard(self) -> float | None:
+        """For how many seconds the store has taken no beat, where that is longer than it should be."""
+        age = 0.0 if self._beat is None or self.lost else time.monotonic() - self._beat
+        return age if age > 3 * self._settings.heartbeat_interval else None
 
     def renew(self) -> None:
         """Another id: the old one was declared dead."""
         self.row = replace(self.row, id=new_id(self.row.name))
+
+
+class Leave:
+    """The last that a node writes: that it has stopped. A part of the node that stops after all others that write."""
+
+    def __init__(self, member: Membership, lane: Lane) -> None:
+        self._member, self._lane = member, lane
+        self._started = False
+
+    async def start(self) -> None:
+        self._started = True
+
+    async def stop(self) -> None:
+        if not self._started or self._member.lost:
+            return
+        self._started = False
+        try:
+            await self._lane.call(lambda store: store.nodes.end(self._member.id), patience=_FAREWELL, known=True)
+        except Exception as error:  # noqa: BLE001
+            log.warning("the node's end could not be written (%s); others find out by its lease", error)
 
 
 class Neighbours:
@@ -119,7 +147,7 @@ class Neighbours:
         """Requeue the jobs of nodes that are dead."""
         if self._member.lost:
             return
-        look = partial(predecessor.recover, member=self._member.row, judge=self._member.may_judge())
+        look = partial(predecessor.recover, member=self._member.row, judge=self._member.may_judge)
         back = await self._lane.call(look, patience=self._settings.store_patience)
         if back:
             self._bus.send(Recovered(len(back), "stale"))
@@ -129,19 +157,33 @@ class Neighbours:
 
     def lose(self, node: str) -> None:
         """A write was refused because this node was declared dead."""
-        if self._member.lost or node != self._member.id or self._supervisor.stopping:
+        if self._member.lost or node != self._member.id:
             return
         self._member.lost = True
         log.warning(
-            "node %s was declared dead by another node; its jobs run elsewhere. Its workers are killed, and it registers anew",
+            "node %s was declared dead by another node; its jobs run elsewhere. Its workers are killed, and %s",
             node,
+            "it stops" if self._supervisor.stopping else "it registers anew",
         )
         self._bus.send(NodeDeclaredDead(node))
-        self._spawn(self._come_back(), "come back")
+        self._forget()
+        if self._supervisor.stopping:
+            self._supervisor.force()
+        else:
+            self._spawn(self._come_back(), "come back")
 
     async def _come_back(self) -> None:
-        self._forget()
         await self._supervisor.abandon()
+        self._forget()  # what workers said before they died
+        while not await self._registered():  # noqa: ASYNC110  nothing tells when the store is back
+            await asyncio.sleep(1.0)
+        self._member.lost = False
+        log.warning("the node is back as %s", self._member.id)
+        self._supervisor.resume_after_loss()
+        self._requeued()
+
+    async def _registered(self) -> bool:
+        """Whether the node could register. Each try is under another id: whether a lost answer was a yes does not matter then."""
         self._member.renew()
 
         def register(store: Store) -> None:
@@ -149,17 +191,15 @@ class Neighbours:
             self._declare(store)
             store.nodes.mark(self._member.id, "healthy")
 
-        while True:
-            try:
-                await self._lane.call(register, patience=None)
-                break
-            except Exception:
-                log.exception("the node could not register anew; trying again")
-                await asyncio.sleep(1.0)
-        self._member.lost = False
-        log.warning("the node is back as %s", self._member.id)
-        self._supervisor.resume_after_loss()
-        self._requeued()
+        try:
+            await self._lane.call(register)
+        except StoreBusy as error:
+            log.warning("the node cannot register anew yet (%s); trying again", error)
+            return False
+        except Exception:
+            log.exception("the node could not register anew; trying again")
+            return False
+        return True
 
     def _spawn(self, work: object, name: str) -> None:
         task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)  # type: ignore[arg-type]

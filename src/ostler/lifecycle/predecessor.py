@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 from ostler.lifecycle import family
@@ -12,15 +13,14 @@ from ostler.store.store import Store
 log = logging.getLogger("ostler.lifecycle")
 
 
-def recover(store: Store, member: NodeRow, *, judge: bool = True) -> list[int]:
+def recover(store: Store, member: NodeRow, judge: Callable[[], bool] = lambda: False) -> list[int]:
     """Declare dead who is dead, and release what ended nodes left; the ids of the requeued jobs.
 
     A node is dead when its heartbeat is older than its lease by the store's clock, or when it used the data directory whose lock we
-    hold; never because its pid is not found here. Without `judge` nobody is declared dead.
+    hold; never because its pid is not found here. Unless `judge()`, nobody is declared dead for its heartbeat.
     """
-    if judge:
-        for node in store.nodes.declare_dead(member.id, member.home or ""):
-            log.warning("node %s is dead: it was last heard %s ms ago", node["id"], store.now() - node["beat_at"])
+    for node in store.nodes.declare_dead(member.id, member.home or "", judge):
+        log.warning("node %s is dead: it was last heard %s ms ago", node["id"], store.now() - node["beat_at"])
     jobs: list[int] = []
     for node in store.nodes.unreleased():
         if node["home"] in (None, member.home):
@@ -30,6 +30,13 @@ def recover(store: Store, member: NodeRow, *, judge: bool = True) -> list[int]:
             log.warning("%d jobs of node %s are requeued", len(back), node["id"])
         jobs += back
     return jobs
+
+
+def end_leftovers(store: Store, member: NodeRow) -> None:
+    """End what the last node of this data directory has left running, also when another node has released its jobs long ago."""
+    before = [n for n in store.nodes.all() if n["home"] == member.home and n["id"] != member.id and n["released"]]
+    if before:
+        _end(store, max(before, key=lambda node: int(node["started_at"])))
 
 
 def _end(store: Store, node: dict[str, Any]) -> None:

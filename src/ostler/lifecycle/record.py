@@ -77,9 +77,6 @@ class Records:
     def node_moved(self, status: Status) -> None:
         self._post(lambda store: store.nodes.mark(self._node, status))
 
-    def node_stopped(self) -> None:
-        self._post(lambda store: store.nodes.end(self._node))
-
     # ---- workers
 
     def opened(self, slot: Slot) -> None:

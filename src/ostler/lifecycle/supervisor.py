@@ -155,7 +155,6 @@ class Supervisor:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks.clear()
         await self._orphans.stop()
-        self.records.node_stopped()
 
     # ---- what tenants ask
 

@@ -42,17 +42,39 @@ def condition(
     if supervisor.records.degraded:
         errors.append("HEARTBEAT_DEGRADED: more than three heartbeats in a row could not be written")
         worst = "error"
-    if lost := [lane for lane in lanes if lane.trouble_since is not None]:
-        names = ", ".join(lane.name for lane in lost)
-        errors.append(f"the store does not answer ({names}); retrying. {lost[0].trouble}")
+    if lost := {lane.name: since for lane in lanes if (since := lane.trouble_since) is not None}:
+        trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
+        errors.append(
+            f"the store does not answer ({', '.join(lost)}) since {_ago(min(lost.values()))}; retrying. {trouble}"
+        )
+        worst = "error"
+    elif (silent := supervisor.member.unheard()) is not None:
+        errors.append(
+            f"the store does not answer since {silent:.0f} s: it has taken no heartbeat. Jobs run on, and results are kept"
+        )
+        worst = "error"
+    if supervisor.member.lost:
+        errors.append("this node was declared dead by another: its workers are killed, and it registers anew")
         worst = "error"
     return worst, errors
+
+
+def _ago(since: float) -> str:
+    return f"{max(0.0, time.monotonic() - since):.0f} s"
 
 
 def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     """Why the node should get no traffic; empty when it should."""
     reasons = ["the node is stopping"] if supervisor.stopping else []
-    reasons += [f"the store has not answered lane {lane.name}" for lane in lanes if lane.trouble_since is not None]
+    reasons += [
+        f"the store has not answered lane {lane.name} since {_ago(since)}"
+        for lane in lanes
+        if (since := lane.trouble_since) is not None
+    ]
+    if (silent := supervisor.member.unheard()) is not None:
+        reasons.append(f"the store has taken no heartbeat since {silent:.0f} s")
+    if supervisor.member.lost:
+        reasons.append("the node was declared dead by another, and registers anew")
     for pool in supervisor.pools.values():
         meant = [slot for slot in pool.slots if slot.key is None]
         if meant and not any(slot.status is Status.HEALTHY for slot in meant):

@@ -61,8 +61,8 @@ class Health:
     def mark_crashed(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
         """It ended unasked: kept with reason, code, signal, last log lines and peak memory, and counted where it counts."""
         with self._db.transaction():
-            held = self._ended_inside(node, exit_, exit_code, "crashed")
-            if held and exit_.counted:
+            held, new = self._ended_inside(node, exit_, exit_code, "crashed")
+            if new and exit_.counted:
                 self._db.run(
                     "increment_restart_count",
                     node=node,
@@ -74,9 +74,10 @@ class Health:
 
     def _ended(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
         with self._db.transaction():
-            return self._ended_inside(node, exit_, exit_code, status)
+            return self._ended_inside(node, exit_, exit_code, status)[0]
 
-    def _ended_inside(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> bool:
+    def _ended_inside(self, node: str, exit_: ExitRow, exit_code: int | None, status: str) -> tuple[bool, bool]:
+        """(whether the row is still this generation's, whether the end was not known yet)."""
         metadata = {
             "signal": exit_.signal,
             "peak_rss_mb": exit_.peak_rss_mb,
@@ -94,26 +95,26 @@ class Health:
             exit_reason=exit_.reason,
             metadata=_text(metadata),
         )
-        if held:
-            self.add_exit(node, exit_)
-        return bool(held)
+        return bool(held), bool(held) and self.add_exit(node, exit_)
 
-    def add_exit(self, node: str, exit_: ExitRow) -> None:
-        """Keep an end in the history, without touching the row."""
-        self._db.run(
-            "add_exit",
-            node=node,
-            component=exit_.component,
-            generation=exit_.generation,
-            at=exit_.at,
-            reason=exit_.reason,
-            code=exit_.code,
-            signal=exit_.signal,
-            kind=exit_.kind,
-            peak_rss_mb=exit_.peak_rss_mb,
-            counted=int(exit_.counted),
-            item=exit_.item,
-            log=json.dumps(exit_.log),
+    def add_exit(self, node: str, exit_: ExitRow) -> bool:
+        """Keep an end in the history, without touching the row; False when it is there already."""
+        return bool(
+            self._db.run(
+                "add_exit",
+                node=node,
+                component=exit_.component,
+                generation=exit_.generation,
+                at=exit_.at,
+                reason=exit_.reason,
+                code=exit_.code,
+                signal=exit_.signal,
+                kind=exit_.kind,
+                peak_rss_mb=exit_.peak_rss_mb,
+                counted=int(exit_.counted),
+                item=exit_.item,
+                log=json.dumps(exit_.log),
+            )
         )
 
     def end_streak(self, node: str, component: str, generation: int) -> None:

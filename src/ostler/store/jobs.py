@@ -39,7 +39,8 @@ class JobRecords(JobReading):
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
         self._frontier = Frontier(whole=not db.shared)
         self._gathered: Counter[tuple[str, str]] | None = None  # the moves of the turn that is under way
-        self._waits: list[str] = []  # the queues for which the node has idle workers, as its row says
+        # A node, and the queues for which it has idle workers, as its row says.
+        self._waits: tuple[str, list[str]] = ("", [])
 
     # ---- producers
 
@@ -158,7 +159,9 @@ class JobRecords(JobReading):
             dues.append(due)
             self._gathered = None
             self._moved(moved)
-            again = turn.number > 0 and self._db.shared and self._tell_waits(turn, claims)
+            waits = self._tell_waits(turn, claims) if turn.number and self._db.shared else self._waits
+        again = waits[0] == turn.node and not set(waits[1]) <= set(self._waits_of(turn.node))
+        self._waits = waits
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
 
     def _begin(self, turn: Turn) -> bool:
@@ -174,18 +177,19 @@ class JobRecords(JobReading):
         """Everything that the node holds, as the store has it."""
         return [Claim(*row) for row in self._db.run("claims_of", node=node)]
 
-    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> bool:
+    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> tuple[str, list[str]]:
         """Say for which queues workers are idle now: who stores a job wakes only those who wait for it.
 
-        True when a queue is new among them. A job that was stored meanwhile rang for nobody, so look once more.
+        Where a queue is new among them, look once more: a job that was stored meanwhile rang for nobody.
         """
         got = Counter(claim.queue for claim in claims)
         waits = sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
-        if waits == self._waits:
-            return False
-        self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
-        before, self._waits = self._waits, waits
-        return not set(waits) <= set(before)
+        if waits != self._waits_of(turn.node):
+            self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
+        return turn.node, waits
+
+    def _waits_of(self, node: str) -> list[str]:
+        return self._waits[1] if self._waits[0] == node else []
 
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
         if not notes:
@@ -306,6 +310,8 @@ class JobRecords(JobReading):
             waited = [turn.now - row["since"] for row in rows if row["attempt"] == 0]  # for their first run
             for ms, n in Counter(waited).items():
                 _count(counts, queue, f"wait:{bin_of(ms)}", n)
+        if keys.passed_over:
+            dues.append(turn.now + _BUSY)
         if not claims:
             return claims, dues, 0
         batch = json.dumps([[c.id, c.worker] for c in claims])
@@ -375,7 +381,7 @@ class JobRecords(JobReading):
                 self._timeline([(job, row["seq"], now, event, None)])
                 self._db.ring_all()
                 if event == "cancelled":
-                    before = _SCHEDULED if row["later"] else _QUEUED
+                    before = _SCHEDULED if row["later"] == 1 else _QUEUED
                     self._moved({(row["queue"], before): -1, (row["queue"], event): 1})
                     if row["batch"] is not None:
                         self.flows.ended([row], now)
@@ -444,7 +450,7 @@ def _state_of(job: NewJob, now: int) -> str:
 
 
 def _state(row: Any) -> str:
-    return _SCHEDULED if row["status"] == _QUEUED and row["later"] else str(row["status"])
+    return _SCHEDULED if row["status"] == _QUEUED and row["later"] == 1 else str(row["status"])
 
 
 def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:

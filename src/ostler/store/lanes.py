@@ -11,8 +11,13 @@ that slow work never stands in front of quick work:
     upkeep    recovery and deleting, in short steps. Bounded patience; not synced
 
 Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
-refused and never runs; work that has begun is waited for, because it may have been stored. A lane that tries for ever finds the
-store locked or full, and delays: it loses nothing.
+refused and never runs; work that has begun is waited for, because it may have been stored, but no longer than for `_ANSWER` more:
+then it is in doubt. Lanes that only read (`reads`) wait for nothing after that. A lane that tries for ever finds the
+store locked, full or away, and delays: it loses nothing.
+
+A commit whose answer was lost (StoreDoubt) may have been stored. Work with patience is not tried again then, or a job could be
+stored twice: its caller gets the error. Work that the store recognises when it comes a second time (a numbered turn, a record
+of a generation) is tried again.
 """
 
 from __future__ import annotations
@@ -26,18 +31,22 @@ import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from ostler.errors import StoreBusy, StoreGone
+from ostler.errors import StoreBusy, StoreDoubt, StoreGone
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.store")
+
+_ANSWER = 20.0  # seconds after which a server that took the work and says nothing is given up; TCP gives up at 15
 T = TypeVar("T")
 
 
 class _Item:
     """A piece of work. Whoever takes it first decides: the lane runs it, or the clock refuses it."""
 
-    def __init__(self, work: Callable[[Store], Any], future: asyncio.Future[Any] | None, until: float | None) -> None:
-        self.work, self.future, self.until = work, future, until
+    def __init__(
+        self, work: Callable[[Store], Any], future: asyncio.Future[Any] | None, until: float | None, *, known: bool
+    ) -> None:
+        self.work, self.future, self.until, self.known = work, future, until, known
         self._taken = threading.Lock()
 
     def take(self) -> bool:
@@ -54,8 +63,10 @@ class Lane:
         loop: asyncio.AbstractEventLoop,
         answers: Callable[[str, bool], None] | None = None,
         patience: float | None = None,
+        *,
+        reads: bool = False,
     ) -> None:
-        self.name, self.patience = name, patience
+        self.name, self.patience, self._reads = name, patience, reads
         self.trouble: str | None = None  # what is wrong with the store, while it does not answer
         self._answers = answers  # told, on the loop, when the store is lost and when it is back
         self._trouble_since: float | None = None
@@ -70,34 +81,47 @@ class Lane:
         self._thread = threading.Thread(target=self._work, name=f"ostler-{self.name}", daemon=True)
         self._thread.start()
 
-    async def call(self, work: Callable[[Store], T], *, patience: float | None = None) -> T:
+    async def call(self, work: Callable[[Store], T], *, patience: float | None = None, known: bool = False) -> T:
         """Run the work on the lane and return its value. Raises StoreBusy when that takes longer than `patience` (by default the
-        lane's): then nothing was stored.
+        lane's): then nothing was stored; or StoreDoubt, when it may have been. `known`: the store knows the work when it comes
+        twice, so a doubt is resolved by trying again.
         """
         patience = self.patience if patience is None else patience
         future: asyncio.Future[T] = self._loop.create_future()
         if patience is None:
-            self._items.put(_Item(work, future, None))
+            self._items.put(_Item(work, future, None, known=True))
             return await future
-        item = _Item(work, future, time.monotonic() + patience)
-        clock = self._loop.call_later(patience, self._refuse, item, patience)
+        item = _Item(work, future, time.monotonic() + patience, known=known)
+        clocks = [self._loop.call_later(patience, self._refuse, item, patience)]
+        if not self._reads:
+            clocks.append(self._loop.call_later(patience + _ANSWER, self._doubt, item, patience + _ANSWER))
         self._items.put(item)
         try:
             return await future
         finally:
-            clock.cancel()
+            for clock in clocks:
+                clock.cancel()
 
     def _refuse(self, item: _Item, patience: float) -> None:
-        """Its patience has ended before it began."""
-        if item.future is not None and not item.future.done() and item.take():
+        """Its patience has ended before it began, or nothing can have been stored."""
+        if item.future is not None and not item.future.done() and (item.take() or self._reads):
             why = self.trouble or "other work was before it"
             item.future.set_exception(
                 StoreBusy(f"the store has not answered within {patience:g} s ({why}); nothing was stored, try again")
             )
 
+    def _doubt(self, item: _Item, waited: float) -> None:
+        """It has begun, and the store says nothing."""
+        if item.future is not None and not item.future.done():
+            item.future.set_exception(
+                StoreDoubt(
+                    f"the store has not answered within {waited:g} s: what it got may be stored or not. Look first"
+                )
+            )
+
     def post(self, work: Callable[[Store], Any]) -> None:
-        """Run the work on the lane, in order, whenever it goes through. Errors are logged."""
-        self._items.put(_Item(work, None, None))
+        """Run the work on the lane, in order, whenever it goes through; it must be harmless when done twice. Errors are logged."""
+        self._items.put(_Item(work, None, None, known=True))
 
     async def stop(self, deadline: float = 5.0) -> None:
         """Finish what was put on the lane, for at most `deadline` seconds, and end the thread."""
@@ -183,6 +207,9 @@ class Lane:
         if item.until is None:
             return False
         if isinstance(error, StoreGone):
+            return True
+        if isinstance(error, StoreDoubt) and not item.known:
+            self._forget_trouble()  # the next work finds out how the store is
             return True
         if time.monotonic() >= item.until:
             self._forget_trouble()  # nothing waits any more

@@ -101,6 +101,7 @@ class Keys:
         self._full: set[str] = set()
         self._counted = False
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
+        self.passed_over = False  # another node was busy with a key: look again soon
 
     def _count(self) -> None:
         self._counted = True
@@ -174,6 +175,7 @@ class Keys:
         if not self._db.shared or key in self._mine:
             return True
         if not self._db.try_lock(_lock(key)):
+            self.passed_over = True
             return False
         self._mine.add(key)
         self._running[key] = self._db.run("running_of_key", key=key)[0]["n"]

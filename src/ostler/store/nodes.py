@@ -62,9 +62,11 @@ class Nodes:
         """It is healthy, or stopping; False when it was declared dead."""
         return bool(self._db.run("node_mark", id=node, status=status, now=self._db.now()))
 
-    def end(self, node: str) -> None:
-        """It has stopped in order."""
+    def end(self, node: str) -> list[int]:
+        """It has stopped in order. What it still holds is released at once; the jobs."""
         self._db.run("node_end", id=node, now=self._db.now())
+        rows = self._db.run("node", id=node)
+        return self.release(dict(rows[0])) if rows and not rows[0]["released"] else []
 
     def all(self) -> list[dict[str, Any]]:
         """Every node that lives or ended not long ago, by name and age. `alive` is by the store's clock."""
@@ -77,9 +79,15 @@ class Nodes:
 
     # ---- what ended nodes leave behind
 
-    def declare_dead(self, own: str, home: str) -> list[dict[str, Any]]:
-        """Nodes whose beat is older than their lease, and those of our own data directory (we hold its lock), are dead now."""
-        rows = self._db.run("declare_dead", id=own, home=home, now=self._db.now())
+    def declare_dead(self, own: str, home: str, judge: Callable[[], bool] = lambda: True) -> list[dict[str, Any]]:
+        """Nodes of our own data directory (we hold its lock), and where `judge()` those whose beat is older than their lease, are
+        dead now.
+
+        The time is taken before `judge` is asked: a statement that reaches the store only after an outage speaks of the time before.
+        Who is writing at this moment is passed over.
+        """
+        now = self._db.now()
+        rows = self._db.run("declare_dead", id=own, home=home, now=now, judge=int(judge()))
         return [dict(row) for row in rows]
 
     def unreleased(self) -> list[dict[str, Any]]:

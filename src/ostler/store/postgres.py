@@ -33,7 +33,9 @@ except ImportError as missing:
 log = logging.getLogger("ostler.store")
 
 OLDEST = 140000  # the oldest server whose SQL this is
+_IDLE_MS = 5000  # after which the server ends a transaction whose client says nothing, or does not take what it sends
 _CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
+_PROMPT = 0.25
 _SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _COMMENT = re.compile(r"--[^\n]*")
 _VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
@@ -113,11 +115,10 @@ class PostgresDatabase:
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
-        # A process that is stopped in the middle of a transaction must not keep its locks for ever.
+        # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
+        idle = f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"
         # A plan that was made while a table was tiny is kept until the next analyze: it must not read the whole table then.
-        self._begin = (
-            f"BEGIN; {waits}; SET LOCAL idle_in_transaction_session_timeout = 15000; SET LOCAL enable_seqscan = off"
-        )
+        self._begin = f"BEGIN; {waits}; {idle}; SET LOCAL enable_seqscan = off"
         self._open: psycopg.Connection[Any] | None = None
         self._inside = False
         self._connection()
@@ -151,7 +152,7 @@ class PostgresDatabase:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        self._query(self._begin)
+        self._start()
         began, self._inside = time.perf_counter(), True
         try:
             yield
@@ -163,12 +164,21 @@ class PostgresDatabase:
             self._inside = False
             self.held += time.perf_counter() - began
 
+    def _start(self) -> None:
+        seemed_well = _works(self._open)
+        try:
+            self._query(self._begin)
+        except StoreBusy:
+            if not seemed_well or _works(self._open):
+                raise
+            self._query(self._begin)  # the connection was lost while nobody used it, and nothing was said on it
+
     def _commit(self) -> None:
         connection = self._connection()
         try:
             connection.execute("COMMIT")
         except psycopg.Error as error:
-            if connection.closed or connection.broken:
+            if not _works(connection):
                 raise StoreDoubt(
                     f"the connection to {self.place.shown} was lost during a commit ({_line(error)}): what it had may be stored "
                     "or not. Look before you try again"
@@ -211,7 +221,11 @@ class PostgresDatabase:
         ours, theirs = self._clock
         passed = time.monotonic() - ours
         if passed > _CLOCK_FOR or not theirs:
-            theirs, passed = int(self._query(_CLOCK)[0][0]), 0.0
+            passed, took, tries = 0.0, 1.0, 0
+            while took > _PROMPT and tries < 5:  # an answer that was long under way tells an old time
+                asked, tries = time.monotonic(), tries + 1
+                theirs = int(self._query(_CLOCK)[0][0])
+                took = time.monotonic() - asked
             self._clock = (time.monotonic(), theirs)
         return theirs + int(passed * 1000)
 
@@ -227,7 +241,7 @@ class PostgresDatabase:
             self._open.close()
 
     def _connection(self) -> psycopg.Connection[Any]:
-        if self._open is not None and not self._open.closed and not self._open.broken:
+        if self._open is not None and _works(self._open):
             return self._open
         if self._inside:
             raise StoreBusy(f"the connection to {self.place.shown} was lost; nothing was stored, try again")
@@ -245,7 +259,7 @@ class PostgresDatabase:
         if self.place.pooler:
             return {"application_name": "ostler"}
         reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
-        return {"application_name": "ostler", "options": f"-c timezone=UTC{reading}"}
+        return {"application_name": "ostler", "options": f"-c timezone=UTC -c tcp_user_timeout={_IDLE_MS}{reading}"}
 
     # ---- the schema
 
@@ -309,13 +323,18 @@ class PostgresDatabase:
             )
         if code.startswith("22") or isinstance(error, psycopg.DataError):
             return BadArguments(f"a value cannot be stored or looked for: {said}")
-        if not code and not (self._open is None or self._open.closed or self._open.broken):
+        if not code and _works(self._open):
             return error
         if not code and "password" in said:  # some refusals of a connection have no code
             return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
         if not code or code.startswith(_PASSING):
             return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
         return error
+
+
+def _works(connection: psycopg.Connection[Any] | None) -> bool:
+    """Whether there is a connection and nothing is known against it."""
+    return connection is not None and not connection.closed and not connection.broken
 
 
 def _line(error: psycopg.Error) -> str:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
+from typing import Any
 
 from fastapi import APIRouter
 
 import ostler
+from ostler.errors import StoreBusy
 from ostler.live.condition import condition, unready
 from ostler.store import now_ms
 from ostler.store.views import node as node_view
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 from ostler.web.workers import pool_views
+
+_PATIENCE = 1.0  # seconds that health waits for the list of nodes
 
 
 def router(context: Context) -> APIRouter:
@@ -31,7 +36,11 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
-        rows = await context.reader.call(lambda store: store.nodes.all())
+        rows: list[dict[str, Any]] = []
+        with contextlib.suppress(
+            StoreBusy
+        ):  # health is asked for most when the store is away; that is among the errors
+            rows = await context.reader.call(lambda store: store.nodes.all(), patience=_PATIENCE)
         status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded)
         nodes = [node_view(row) for row in rows]
         workers: dict[str, int] = {}

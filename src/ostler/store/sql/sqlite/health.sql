@@ -33,8 +33,11 @@ UPDATE health SET last_heartbeat = b.at, rss_mb = coalesce(b.rss, rss_mb)
 RETURNING health.component;
 
 -- name: add_exit
+-- Once: the write may come a second time, when the answer to the first was lost.
 INSERT INTO exits (node, component, generation, at, reason, code, signal, kind, counted, peak_rss_mb, item, log)
-VALUES (:node, :component, :generation, :at, :reason, :code, :signal, :kind, :counted, :peak_rss_mb, :item, :log);
+SELECT :node, :component, :generation, :at, :reason, :code, :signal, :kind, :counted, :peak_rss_mb, :item, :log
+ WHERE NOT EXISTS (SELECT 1 FROM exits WHERE node = :node AND component = :component AND generation = :generation AND at = :at)
+RETURNING generation;
 
 -- name: increment_restart_count
 UPDATE health SET restart_count = restart_count + 1, streak = streak + 1, last_restart = :now

@@ -28,7 +28,7 @@ SELECT * FROM nodes ORDER BY name, started_at;
 -- The beat is too old, or we hold the lock of its data directory (rows of older schemas name none).
 UPDATE nodes SET status = 'dead', ended_at = :now, waits = '[]'
  WHERE status IN ('starting', 'healthy', 'stopping') AND id <> :id
-   AND (beat_at + lease_ms < :now OR coalesce(home, :home) = :home)
+   AND ((:judge = 1 AND beat_at + lease_ms < :now) OR coalesce(home, :home) = :home)
 RETURNING id, name, beat_at;
 
 -- name: unreleased
