@@ -317,7 +317,7 @@ def test_the_claim_uses_its_index_and_sorts_nothing(store: Store) -> None:
     rows(store, "ANALYZE jobs")
     explain = "EXPLAIN QUERY PLAN " if store.db.dialect == "sqlite" else "EXPLAIN "
     sql = queries.load(store.db.dialect)["claimable"]
-    plan = str(rows(store, explain + sql, queue="q", limit=1, full="[]", tasks=None))
+    plan = str(rows(store, explain + sql, queue="q", limit=1, full="[]", tasks=None, rank=-(2**31), low=0))
     assert re.search(r"(USING INDEX|Index Scan using) jobs_ready", plan), plan
     assert "TEMP B-TREE" not in plan
     assert "Sort" not in plan

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 _LONG = 0.005  # seconds: reading from the beginning is this slow only where it passes over much
+_TIMES = 3  # in a row: a busy machine makes one reading slow
 _PAUSE = 0.25
 
 
@@ -33,6 +34,7 @@ class Frontier:
         self._whole, self._clock = whole, clock
         self._starts: dict[str, Start] = {}
         self._again: dict[str, float] = {}  # when to read from the beginning again
+        self._slow: dict[str, int] = {}  # readings from the beginning in a row that took long
 
     def start(self, queue: str) -> Start:
         """Where to begin now."""
@@ -42,7 +44,10 @@ class Frontier:
 
     def read(self, queue: str, start: Start, first: Sequence[tuple[int, int]], took: float) -> None:
         """A claim began there, found this first job, if any, and took so many seconds."""
-        if self._whole or start != BEGINNING or took < _LONG:
+        if self._whole or start != BEGINNING:
+            return
+        self._slow[queue] = self._slow.get(queue, 0) + 1 if took >= _LONG else 0
+        if self._slow[queue] < _TIMES:
             return
         self._starts[queue] = Start(*first[0]) if first else start
         self._again[queue] = self._clock() + max(_PAUSE, 10 * took)
