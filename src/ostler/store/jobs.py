@@ -36,7 +36,10 @@ class JobRecords(JobReading):
         self.retention = Retention(db, self._moved)
         self._tallies = Tallies(db)
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
-        self._waits: list[str] = []  # the queues for which the node has idle workers, as its row says
+        self._told: tuple[str, list[str]] = (
+            "",
+            [],
+        )  # a node, and the queues for which it has idle workers, as its row says
 
     # ---- producers
 
@@ -123,7 +126,9 @@ class JobRecords(JobReading):
             self._timeline(timeline)
             self._tallies.add(counts, turn.now)
             dues.append(self._db.run("next_due")[0]["due"])
-            again = turn.number > 0 and self._db.shared and self._tell_waits(turn, claims)
+            told = self._tell_waits(turn, claims) if turn.number > 0 and self._db.shared else self._told
+        before, self._told = self._told, told  # only now is it so
+        again = told[0] != before[0] or not set(told[1]) <= set(before[1])
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
 
     def _begin(self, turn: Turn) -> bool:
@@ -139,18 +144,16 @@ class JobRecords(JobReading):
         """Everything that the node holds, as the store has it."""
         return [Claim(*row) for row in self._db.run("claims_of", node=node)]
 
-    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> bool:
+    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> tuple[str, list[str]]:
         """Say for which queues workers are idle now: who stores a job wakes only those who wait for it.
 
-        True when a queue is new among them. A job that was stored meanwhile rang for nobody, so look once more.
+        When a queue is new among them, a job that was stored meanwhile rang for nobody: `Taken.again` has the node look once more.
         """
         got = Counter(claim.queue for claim in claims)
         waits = sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
-        if waits == self._waits:
-            return False
-        self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
-        before, self._waits = self._waits, waits
-        return not set(waits) <= set(before)
+        if (turn.node, waits) != self._told:
+            self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
+        return turn.node, waits
 
     def _note(self, notes: list[Note], timeline: list[_EVENT]) -> None:
         if not notes:
