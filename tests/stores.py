@@ -80,7 +80,7 @@ def locked(store: Store) -> Iterator[None]:
 
 @contextmanager
 def no_events(store: Store) -> Iterator[None]:
-    """Whoever stores an event finds that it cannot."""
+    """Whoever stores an event finds that it cannot: on SQLite at once, on PostgreSQL at the commit."""
     name = "no_events"
     if store.db.dialect == "sqlite":
         made = [f"CREATE TRIGGER {name} BEFORE INSERT ON job_events BEGIN SELECT RAISE(ABORT, 'no room'); END"]
@@ -88,7 +88,8 @@ def no_events(store: Store) -> Iterator[None]:
     else:
         made = [
             f"CREATE FUNCTION {name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE EXCEPTION 'no room'; END $$",
-            f"CREATE TRIGGER {name} BEFORE INSERT ON job_events FOR EACH ROW EXECUTE FUNCTION {name}()",
+            f"CREATE CONSTRAINT TRIGGER {name} AFTER INSERT ON job_events DEFERRABLE INITIALLY DEFERRED"
+            f" FOR EACH ROW EXECUTE FUNCTION {name}()",
         ]
         gone = [f"DROP TRIGGER {name} ON job_events", f"DROP FUNCTION {name}"]
     for sql in made:

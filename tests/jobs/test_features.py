@@ -198,6 +198,7 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
     until(lambda: text(second) == "python says two\na child says two\nto stderr\n", "the second's")
     done = subprocess.run(
         [sys.executable, "-m", "ostler", "logs", "--job", str(first), "-f", "--data", str(node.folder)],
+        env=node.env,
         capture_output=True,
         text=True,
         timeout=30,

@@ -370,8 +370,8 @@ def test_a_chain_needs_storage_for_its_steps_and_no_more(store: Store) -> None:
         tables = {"jobs": "args || coalesce(next, '') || coalesce(result, '')", "steps": "step"}
         return sum(value(store, f"SELECT coalesce(sum(length({text})), 0) FROM {t}") for t, text in tables.items())
 
-    size(20)
-    assert size(800) < 6 * size(200)
+    size(5)
+    assert size(200) < 6 * size(50)
 
 
 def test_a_chain_stored_in_its_rows_by_an_older_version_goes_on(store: Store) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.harness import APP, Node, gone, until
-from tests.stores import store_of
+from tests.stores import rows, store_of
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -191,7 +191,12 @@ def test_the_doorbell_wakes_the_node_when_another_process_enqueues(make_node) ->
 
 def test_a_lost_ring_costs_one_poll(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_POLL_INTERVAL="0.2")
-    (node.folder / "doorbell").unlink()
+    with node.open_store() as store:
+        if store.db.shared:
+            mine = "datname = current_database() AND application_name = 'ostler listens'"
+            assert rows(store, f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {mine}") == [(True,)]
+        else:
+            (node.folder / "doorbell").unlink()
     code = "import work; print(int(work.add.enqueue(a=20, b=22)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=node.producer_env, check=True

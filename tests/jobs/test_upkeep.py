@@ -58,8 +58,8 @@ def left(store: Store) -> tuple[int, int, int]:
 
 
 def test_one_round_deletes_all_that_is_old_however_much_it_is(store: Store, tmp_path: Path) -> None:
-    for _ in range(5):
-        ended(store, 5000)
+    for _ in range(3):
+        ended(store, 3000)
     newest(store)
     clean(tmp_path)
     assert left(store) == (1, 0, 0)
@@ -100,8 +100,8 @@ def test_a_part_that_fails_does_not_stop_the_others(
 
 
 def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: Path) -> None:
-    for _ in range(4):
-        ended(store, 5000)
+    for _ in range(3):
+        ended(store, 3000)
     purge = threading.Thread(target=clean, args=(tmp_path,))
     stored = 0
     with Store.open(os.environ["OSTLER_STORE"], tmp_path, busy_timeout=1.0) as other:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ostler.errors import NodeLost
 from ostler.store import Store
 from ostler.store.nodes import NodeRow
-from ostler.store.rows import ExitRow, Finish, NewJob, Turn
+from ostler.store.rows import ExitRow, Finish, NewJob, Requeue, Turn
+from tests.stores import no_events
 
 W = "worker:q:0"
 
@@ -159,3 +162,37 @@ def test_the_end_of_a_worker_that_is_written_twice_counts_once(store: Store) -> 
     assert store.health.mark_crashed("n@1", end, 1)
     assert store.health.get_component("n@1", W)["restart_count"] == 1
     assert len(store.health.exits("n@1", W)) == 1
+
+
+def waits(store: Store, node: str) -> list[str]:
+    return next(n["waits"] for n in store.nodes.all() if n["id"] == node)
+
+
+@pytest.fixture
+def shared_store(database: str, tmp_path: Path):
+    """On PostgreSQL, where a node's row says for what it waits."""
+    with Store.open(database, tmp_path) as opened:
+        yield opened
+
+
+def test_a_row_says_for_which_queues_its_node_waits_also_after_it_came_back(shared_store: Store) -> None:
+    store = shared_store
+    start(store)
+    assert store.jobs.turn(turn(1, wants={"q": [W]})).again
+    assert not store.jobs.turn(turn(2, wants={"q": [W]})).again
+    assert waits(store, "n@1") == ["q"]
+    start(store, "n@2")  # it was declared dead: a new row, the same connection
+    assert store.jobs.turn(turn(3, "n@2", wants={"q": [W]})).again
+    assert waits(store, "n@2") == ["q"]
+
+
+def test_a_turn_that_was_not_committed_has_told_nobody_for_what_its_node_waits(shared_store: Store) -> None:
+    store = shared_store
+    start(store)
+    (job,) = store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
+    (claim,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    back = Requeue(job, claim.fence, "returned", 1000, run_at=10**15)
+    with no_events(store), pytest.raises(Exception, match="no room"):
+        store.jobs.turn(turn(2, requeues=[back], wants={"q": [W]}))
+    assert store.jobs.turn(turn(3, requeues=[back], wants={"q": [W]})).again
+    assert waits(store, "n@1") == ["q"]

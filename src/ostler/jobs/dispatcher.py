@@ -43,6 +43,7 @@ from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
 log = logging.getLogger("ostler.jobs")
 
 _GATHER = 0.001  # a turn waits so long for more results, while every worker still has enough in hand
+_COMMIT = 0.05  # what an enqueue that saw this node busy gets to commit, before an idle node looks for it
 _PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
 _FRAME_BYTES = 4_000_000  # of arguments in one frame
@@ -179,6 +180,7 @@ class Dispatcher:
         self._outbox.tell(turn, taken)
         if taken.again:
             self._bell.set()
+            asyncio.get_running_loop().call_later(_COMMIT, self._bell.set)
         if taken.claims and len(taken.claims) == sum(map(len, turn.wants.values())):
             self._bell.set()  # there may be more than was asked for
 
