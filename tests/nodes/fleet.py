@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import psycopg
 from psycopg.rows import dict_row
 
 from ostler.store import Store
+from ostler.store.rows import NewJob
 from tests.harness import APP, Node, until
 from tests.servers import Proxy, Server
 
+FLOCK = Path(__file__).with_name("flock.py")
 LEASE = 2.0
 SHORT = {
     "OSTLER_HEARTBEAT_INTERVAL": "0.3",
@@ -40,6 +43,12 @@ class Member(Node):
 
     def id(self, fleet: Fleet) -> str:
         return self.ids(fleet)[-1]
+
+    def until(self, found: Callable[[], Any]) -> None:
+        try:
+            until(found, f"{self.name} to say so")
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.log()[-3000:]}") from None
 
 
 class Fleet:
@@ -110,6 +119,11 @@ class Fleet:
 
     def store(self) -> Store:
         return Store.open(self.url, self.folder)
+
+    def enqueue(self, task: str, args: str, queue: str = "work", **how: Any) -> int:
+        """As a producer elsewhere does, without a node."""
+        with self.store() as store:
+            return store.jobs.enqueue([NewJob(task, queue, args, **how)], store.now())[0]
 
     def job(self, job: int) -> dict[str, Any]:
         with self.store() as store:

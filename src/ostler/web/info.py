@@ -37,9 +37,7 @@ def router(context: Context) -> APIRouter:
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
         rows: list[dict[str, Any]] = []
-        with contextlib.suppress(
-            StoreBusy
-        ):  # health is asked for most when the store is away; that is among the errors
+        with contextlib.suppress(StoreBusy):  # then that is among the errors
             rows = await context.reader.call(lambda store: store.nodes.all(), patience=_PATIENCE)
         status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded)
         nodes = [node_view(row) for row in rows]
