@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
 from ostler.store import queries
+from ostler.store.database import address_of
 
 try:
     import psycopg
@@ -34,7 +34,6 @@ log = logging.getLogger("ostler.store")
 
 OLDEST = 140000  # the oldest server whose SQL this is
 _CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 _COMMENT = re.compile(r"--[^\n]*")
 _VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
 _UNSTORABLE = re.compile(r"\x00|[\ud800-\udfff]")
@@ -60,17 +59,8 @@ class Place:
     """What a URL says: the server for the driver, and what is ours (`schema`, `pooler`)."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self.schema = given.pop("schema", "ostler")
-        self.pooler = given.pop("pooler", "") not in ("", "0", "false")
-        if not _SCHEMA.fullmatch(self.schema):
-            raise ConfigError(
-                f"the schema {self.schema!r} of the store's URL must be of small letters, digits and _, and begin with a letter"
-            )
-        self.address = urlunsplit(("postgresql", *parts[1:3], urlencode(given), ""))
-        self.shown = f"postgresql://{parts.hostname or given.get('host', '')}{parts.path or '/'}"
-        """Without the password."""
+        known = address_of(url)
+        self.address, self.shown, self.schema, self.pooler = known[:4]
         self.channel = f"ostler_{self.schema}"
 
     def connect(self, **how: Any) -> psycopg.Connection[Any]:
