@@ -259,12 +259,15 @@ CREATE TABLE ostler.exits (
 );
 CREATE INDEX exits_component ON ostler.exits (node, component, at);
 
--- JSON text as jsonb takes it: NUL and half of a surrogate pair become U+FFFD.
-CREATE FUNCTION ostler.readable(json_text text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+-- JSON text as PostgreSQL can read it: NUL and half of a surrogate pair become U+FFFD.
+CREATE FUNCTION ostler.cleaned(json_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT CASE WHEN json_text ~* '\\u(0000|d[89a-f])' THEN
            regexp_replace(json_text, '\\u0000|\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}',
                           '\\ufffd', 'gi')
-         ELSE json_text END::jsonb
+         ELSE json_text END
+$$;
+CREATE FUNCTION ostler.readable(json_text text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT ostler.cleaned(json_text)::jsonb
 $$;
 
 -- What follows stores jobs in the transaction of whoever calls, which may stay open for long: nothing here holds what others wait for,
@@ -433,8 +436,6 @@ DECLARE
   wrong text;
   unique_key text;
   limit_key text;
-  -- As given where that is possible: jsonb writes 1e3 as 1000.
-  source text := CASE WHEN args ~* '\\u(0000|d[89a-f])' THEN given::text ELSE args END;
   now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
 BEGIN
   SELECT * INTO declared FROM ostler.tasks t WHERE t.name = task AND t.gone = 0;
@@ -464,7 +465,7 @@ BEGIN
     SELECT DISTINCT ON (key) key, value FROM (
       SELECT p ->> 'name' AS key, p -> 'default' AS value, 0 AS place FROM json_array_elements(declared.parameters::json) AS p WHERE (p -> 'default') IS NOT NULL
        UNION ALL
-      SELECT key, value, place FROM json_each(source::json) WITH ORDINALITY AS e (key, value, place)) AS x ORDER BY key, place DESC) AS y;
+      SELECT key, value, place FROM json_each(ostler.cleaned(args)::json) WITH ORDINALITY AS e (key, value, place)) AS x ORDER BY key, place DESC) AS y;
   IF options ? 'unique_key' THEN
     unique_key := task || ':=' || (options ->> 'unique_key');
   ELSIF policy ? 'unique' THEN
