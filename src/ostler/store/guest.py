@@ -25,10 +25,11 @@ class GuestDatabase(SqliteDatabase):
     def __init__(self, path: Path, connection: sqlite3.Connection) -> None:
         """Raises BadArguments unless the connection has this file open as its main database."""
         _check_file(path, connection)
-        self.path, self._name = path, str(path)
+        self.path, self._name, self._folder = path, str(path), path.parent
         self._sql = queries.load(self.dialect)
         self._busy_timeout, self._read_only = 0.0, False  # the connection waits as long as its owner wants
         self.held, self._rings = 0.0, False
+        self._durable, self._wal = False, None  # its commits are as durable as its owner made them
         self._guest = connection
         self._connection: Any = _Plain(connection)
         self._ours = self._nested = False
@@ -52,7 +53,7 @@ class GuestDatabase(SqliteDatabase):
         elif self._ours:
             self._execute("COMMIT")
             if rings:
-                doorbell.ring(self.path.parent)
+                doorbell.ring(self._folder)
 
 
 class _Plain:
@@ -64,6 +65,10 @@ class _Plain:
     @property
     def in_transaction(self) -> bool:
         return self._connection.in_transaction
+
+    @property
+    def total_changes(self) -> int:
+        return self._connection.total_changes
 
     def execute(self, sql: str, values: Any = ()) -> sqlite3.Cursor:
         return self._cursor().execute(sql, values)
