@@ -33,6 +33,7 @@ except ImportError as missing:
 log = logging.getLogger("ostler.store")
 
 OLDEST = 140000  # the oldest server whose SQL this is
+FILLING = 9999  # in place of a migration's number: a copy of another store is under way (copy.py)
 _CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
 _COMMENT = re.compile(r"--[^\n]*")
 _VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
@@ -246,6 +247,7 @@ class PostgresDatabase:
     def migrate(self) -> list[str]:
         newest, version = queries.newest(self.dialect), self.schema()
         where = f"schema {self.place.schema} of {self.place.shown}"
+        self._check_filled(version)
         if version > newest + 1:
             raise ConfigError(
                 f"{where} has version {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
@@ -275,10 +277,18 @@ class PostgresDatabase:
 
     def require(self) -> None:
         newest = queries.newest(self.dialect)
-        if (found := self.schema()) < newest:
+        self._check_filled(found := self.schema())
+        if found < newest:
             what = f"has version {found}, this ostler reads {newest}" if found else "is not there yet"
             raise ConfigError(
                 f"schema {self.place.schema} of {self.place.shown} {what}; run 'ostler migrate', or start a node with 'ostler up'"
+            )
+
+    def _check_filled(self, version: int) -> None:
+        if version == FILLING:
+            raise ConfigError(
+                f"schema {self.place.schema} of {self.place.shown} holds a copy that is not finished; "
+                "run 'ostler migrate --from … --to …' again, or drop the schema"
             )
 
     def _as_ours(self, error: psycopg.Error) -> Exception:
