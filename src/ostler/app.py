@@ -9,16 +9,19 @@ import signal as signals
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 from ostler import config, loading
 from ostler.config import PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
-from ostler.flows import BatchId, Chain, JobId, Step, store_batch
+from ostler.flows import BatchId, Chain, JobId, Step, store_batch, store_batch_async
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
 from ostler.jobs.options import check
 from ostler.jobs.producer import Producer
+
+if TYPE_CHECKING:
+    from ostler.store.rows import NewJob
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -54,35 +57,63 @@ class Task(Generic[P, R]):
         """The plain function: no queue, no worker."""
         return self.function(job, *args, **kwargs)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
+    @overload
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    @overload
+    def enqueue(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
+    def enqueue(self, *args: Any, **kwargs: Any) -> JobId:
         """Store a job; when this returns, it survives a power cut. Raises InputError or StoreBusy; then nothing was stored.
 
-        Of a unique job that is already there, the id of that one.
+        Of a unique job that is already there, the id of that one. With `connection=`, the job is stored in the transaction of that
+        connection: it appears with the commit, or not at all. (Where the task has a parameter of that name: `options(connection=…)`.)
         """
-        return self.s(*args, **kwargs).enqueue()
+        return self._step(args, kwargs).enqueue()
 
-    def enqueue_many(self, many: Iterable[dict[str, Any]]) -> list[JobId]:
-        """Store a job for each set of arguments, thousands in one transaction: all or none."""
-        prepared = [Step(self._app, self.row, args, self._options).prepared() for args in many]
-        return [JobId(job) for job in self._app.producer.enqueue(prepared)] if prepared else []
+    def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+        """Store a job for each set of arguments, thousands in one transaction: all or none. `connection`: in its transaction."""
+        prepared, connection = self._many(many, connection)
+        return [JobId(job) for job in self._app.producer.enqueue(prepared, connection)] if prepared else []
+
+    async def enqueue_many_async(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+        """`enqueue_many` without blocking the event loop."""
+        loading.refuse()  # here, where the caller's line is known
+        prepared, connection = self._many(many, connection)
+        stored = await self._app.producer.enqueue_async(prepared, connection) if prepared else []
+        return [JobId(job) for job in stored]
+
+    def _many(self, many: Iterable[dict[str, Any]], connection: Any) -> tuple[list[NewJob], Any]:
+        options = {**self._options}
+        own = options.pop("connection", None)
+        prepared = [Step(self._app, self.row, args, options).prepared() for args in many]
+        return prepared, own if connection is None else connection
 
     def s(self, *args: P.args, **kwargs: P.kwargs) -> Step:
         """A step with these arguments, for chains, batches and schedules."""
         return Step(self._app, self.row, self._bound(args, kwargs), self._options)
 
     def options(self, **options: Any) -> Task[P, R]:
-        """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max."""
-        check(f"task {self.name!r}", options)
+        """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max;
+        and `connection`, in whose transaction the job is stored.
+        """
+        check(f"task {self.name!r}", {name: value for name, value in options.items() if name != "connection"})
         other = copy.copy(self)
         other._options = {**self._options, **options}  # noqa: SLF001
         return other
 
-    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId:
-        """`enqueue` without blocking the event loop."""
-        import asyncio  # noqa: PLC0415
-
+    @overload
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    @overload
+    async def enqueue_async(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> JobId:
+        """`enqueue` without blocking the event loop; a `connection` must be an async one."""
         loading.refuse()  # here, where the caller's line is known
-        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+        return await self._step(args, kwargs).enqueue_async()
+
+    def _step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Step:
+        options = self._options
+        if "connection" in kwargs and "connection" not in self._names:
+            options = {**options, "connection": kwargs.pop("connection")}
+        return Step(self._app, self.row, self._bound(args, kwargs), options)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
         named = dict(zip(self._names, args, strict=False))
@@ -203,11 +234,35 @@ class Ostler:
             raise ConfigError(f"queue {name!r}: at_once must be a whole number from 1, found {at_once!r}")
         self.queues[config.pool_name(name)] = (at_once, None if rate is None else _rate(name, rate))
 
-    def batch(self, steps: Iterable[Step | Chain], *, then: Step | None = None, into: str | None = None) -> BatchId:
+    def batch(
+        self,
+        steps: Iterable[Step | Chain],
+        *,
+        then: Step | None = None,
+        into: str | None = None,
+        connection: Any = None,
+    ) -> BatchId:
         """Store jobs that belong together, all or none. When the last of them has ended, `then` is stored once; its parameter `into`
-        gets {"batch", "total", "failed"}.
+        gets {"batch", "total", "failed"}. `connection`: in its transaction.
         """
-        return store_batch(self, steps, then, into)
+        return store_batch(self, steps, then, into, connection)
+
+    async def batch_async(
+        self,
+        steps: Iterable[Step | Chain],
+        *,
+        then: Step | None = None,
+        into: str | None = None,
+        connection: Any = None,
+    ) -> BatchId:
+        """`batch` without blocking the event loop."""
+        return await store_batch_async(self, steps, then, into, connection)
+
+    def wake(self) -> None:
+        """Let the nodes look for jobs now. After the commit of an SQLite transaction in which jobs were stored with `connection=`:
+        there nobody is told by the commit, and the node would find them with its next poll.
+        """
+        self.producer.wake()
 
     def pool(
         self,

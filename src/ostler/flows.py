@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments
@@ -27,14 +27,20 @@ class Step:
 
     def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._app, self._row, self._args, self._options = app, row, args, dict(options)
+        self.connection: Any = self._options.pop("connection", None)
 
     def then(self, step: Step, into: str | None = None) -> Chain:
         """Go on with that step when this one is done; `into` names the parameter that takes this one's result."""
         return Chain([(self, None)]).then(step, into)
 
-    def enqueue(self) -> JobId:
-        """Store it alone."""
-        return JobId(self._app.producer.enqueue([self.prepared()])[0])
+    def enqueue(self, connection: Any = None) -> JobId:
+        """Store it alone; with a `connection`, in its transaction."""
+        return JobId(self._app.producer.enqueue([self.prepared()], _chosen(connection, self.connection))[0])
+
+    async def enqueue_async(self, connection: Any = None) -> JobId:
+        """`enqueue` without blocking the event loop."""
+        chosen = _chosen(connection, self.connection)
+        return JobId((await self._app.producer.enqueue_async([self.prepared()], chosen))[0])
 
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
         """The job to store; raises InputError."""
@@ -46,12 +52,22 @@ class Step:
         """As it waits in a chain, batch or schedule: a delay counts from when it is stored, not from now."""
         from ostler.store.flows import step_of  # noqa: PLC0415
 
+        self.without_connection()
         if self._options.get("run_at") is not None:
             raise BadArguments(
                 f"task {self._row['name']!r}: run_at is a fixed time; a step that waits can only have a delay"
             )
         self.prepared(into)  # all checks, the delay's too
         return step_of(self.prepared(into, delay=None), into, self._options.get("delay"))
+
+    def without_connection(self) -> Step:
+        """Itself, as a part of something that is stored as a whole; raises BadArguments when it has a connection of its own."""
+        if self.connection is not None:
+            raise BadArguments(
+                f"task {self._row['name']!r}: a step of a chain, batch or schedule has no connection of its own; "
+                "give it to enqueue(connection=…) or batch(…, connection=…), which store the whole"
+            )
+        return self
 
     @property
     def delay(self) -> float | None:
@@ -70,10 +86,22 @@ class Chain:
             raise BadArguments(f"a chain goes on with one step, such as task.s(…), found {type(step).__name__}")
         return Chain([*self._steps, (step, into)])
 
-    def enqueue(self) -> JobId:
-        """Store the first step with all that follows; its id."""
-        first = self.prepared()
-        return JobId(self._steps[0][0]._app.producer.enqueue([first])[0])  # noqa: SLF001
+    def enqueue(self, connection: Any = None) -> JobId:
+        """Store the first step with all that follows; its id. With a `connection`, in its transaction."""
+        first = self._steps[0][0]
+        producer = first._app.producer  # noqa: SLF001
+        return JobId(producer.enqueue([self.prepared()], _chosen(connection, first.connection))[0])
+
+    async def enqueue_async(self, connection: Any = None) -> JobId:
+        """`enqueue` without blocking the event loop."""
+        first = self._steps[0][0]
+        producer = first._app.producer  # noqa: SLF001
+        return JobId((await producer.enqueue_async([self.prepared()], _chosen(connection, first.connection)))[0])
+
+    def without_connection(self) -> Chain:
+        """Itself, as a part of a batch."""
+        self._steps[0][0].without_connection()
+        return self
 
     def prepared(self) -> NewJob:
         following = [step.waiting(into) for step, into in self._steps[1:]]
@@ -86,12 +114,35 @@ class BatchId(int):
     jobs: list[JobId]
 
 
-def store_batch(app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None) -> BatchId:
+def store_batch(
+    app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None, connection: Any
+) -> BatchId:
     """See `Ostler.batch`."""
+    return _batch_id(*app.producer.batch(*_prepared(steps, then, into), connection))
+
+
+async def store_batch_async(
+    app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None, connection: Any
+) -> BatchId:
+    """See `Ostler.batch_async`."""
+    return _batch_id(*await app.producer.batch_async(*_prepared(steps, then, into), connection))
+
+
+def _prepared(
+    steps: Iterable[Step | Chain], then: Step | None, into: str | None
+) -> tuple[list[NewJob], dict[str, Any] | None]:
     if then is not None and not isinstance(then, Step):
         raise BadArguments(f"then must be one step, such as task.s(…), found {type(then).__name__}")
     callback = None if then is None else then.waiting(into)
-    batch, jobs = app.producer.batch([step.prepared() for step in steps], callback)
+    return [step.without_connection().prepared() for step in steps], callback
+
+
+def _batch_id(batch: int, jobs: Sequence[int]) -> BatchId:
     stored = BatchId(batch)
     stored.jobs = [JobId(job) for job in jobs]
     return stored
+
+
+def _chosen(given: Any, own: Any) -> Any:
+    """The connection of the call, or else that of the options."""
+    return own if given is None else given

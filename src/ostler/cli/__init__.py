@@ -33,6 +33,7 @@ _COMMANDS = {
     "schedules": "jobs",
     "token": "token",
     "doctor": "doctor",
+    "migrate": "migrate",
 }
 
 

@@ -18,6 +18,7 @@ from ostler.jobs.options import check
 
 if TYPE_CHECKING:
     from ostler.config import Settings
+    from ostler.jobs.foreign import Stored
     from ostler.store.rows import NewJob
     from ostler.store.store import Store
 
@@ -137,16 +138,37 @@ class Producer:
             )
         return Store.open(url, data, busy_timeout=self.settings.store_patience)
 
-    def enqueue(self, jobs: Sequence[NewJob]) -> list[int]:
+    def enqueue(self, jobs: Sequence[NewJob], connection: Any = None) -> list[int]:
         """Store all of them or none, and wake the node. What was stored survives a power cut.
 
         Raises StoreBusy when the store was away for all of `store_patience`: nothing was stored; or StoreDoubt, when the connection was
-        lost during the commit: it may have been stored.
+        lost during the commit: it may have been stored. With a `connection` of the caller's they are stored in its transaction, and
+        appear with its commit.
         """
+        if connection is not None:
+            from ostler.jobs import foreign  # noqa: PLC0415
+
+            return foreign.enqueue(self.settings, connection, jobs).jobs
         return self._patiently(lambda store: store.jobs.enqueue(jobs, store.now()))
 
-    def batch(self, jobs: Sequence[NewJob], callback: dict[str, Any] | None) -> tuple[int, list[int]]:
+    async def enqueue_async(self, jobs: Sequence[NewJob], connection: Any = None) -> list[int]:
+        """`enqueue` without blocking the event loop; a connection must be an async one."""
+        if connection is None:
+            import asyncio  # noqa: PLC0415
+
+            return await asyncio.to_thread(self.enqueue, jobs)
+        from ostler.jobs import foreign  # noqa: PLC0415
+
+        return (await foreign.enqueue_async(self.settings, connection, jobs)).jobs
+
+    def batch(
+        self, jobs: Sequence[NewJob], callback: dict[str, Any] | None, connection: Any = None
+    ) -> tuple[int, list[int]]:
         """Store jobs that belong together, all or none, and wake the node; (batch, jobs). Raises as `enqueue`."""
+        if connection is not None:
+            from ostler.jobs import foreign  # noqa: PLC0415
+
+            return _pair(foreign.batch(self.settings, connection, jobs, callback))
         return self._patiently(lambda store: store.jobs.flows.batch(jobs, callback, store.now()))
 
     def _patiently(self, work: Callable[[Store], T]) -> T:
@@ -167,6 +189,28 @@ class Producer:
         self._check(store)
         return found
 
+    async def batch_async(
+        self, jobs: Sequence[NewJob], callback: dict[str, Any] | None, connection: Any = None
+    ) -> tuple[int, list[int]]:
+        """`batch` without blocking the event loop; a connection must be an async one."""
+        if connection is None:
+            import asyncio  # noqa: PLC0415
+
+            return await asyncio.to_thread(self.batch, jobs, callback)
+        from ostler.jobs import foreign  # noqa: PLC0415
+
+        return _pair(await foreign.batch_async(self.settings, connection, jobs, callback))
+
+    def wake(self) -> None:
+        """Let every node look for jobs now."""
+        from ostler.store import database, doorbell  # noqa: PLC0415
+
+        url, data = self.settings.store, self.settings.data_dir
+        if database.is_postgres(url):
+            self.store().db.ring_all()
+        else:
+            doorbell.ring(database.home(url, data))
+
     def _check(self, store: Store) -> None:
         """Make sure that what was stored went into the store that is there."""
         try:
@@ -183,3 +227,8 @@ class Producer:
         if getattr(self._local, "pid", None) == os.getpid():
             self._local.store.close()
             del self._local.pid
+
+
+def _pair(stored: Stored) -> tuple[int, list[int]]:
+    assert stored.batch is not None
+    return stored.batch, stored.jobs

@@ -7,14 +7,17 @@ the two must do differently is behind the methods below: locks, ids, the wake-up
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit, urlunsplit
 
 from ostler.errors import ConfigError
 
 _POSTGRES = ("postgresql", "postgres")
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 class Database(Protocol):
@@ -91,6 +94,35 @@ class Database(Protocol):
 def is_postgres(url: str) -> bool:
     """Whether the URL names a PostgreSQL database."""
     return url.partition("://")[0] in _POSTGRES and "://" in url
+
+
+class Address(NamedTuple):
+    """What the URL of a PostgreSQL store says."""
+
+    url: str
+    """For the driver."""
+    shown: str
+    """Without the password."""
+    schema: str
+    pooler: bool
+    """It leads to PgBouncer in transaction mode, or the like."""
+    database: str
+    """'' where the URL names none."""
+
+
+def address_of(url: str) -> Address:
+    """Take the URL of a PostgreSQL store apart; raises ConfigError. Needs no driver."""
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query, keep_blank_values=True))
+    schema = given.pop("schema", "ostler")
+    pooler = given.pop("pooler", "") not in ("", "0", "false")
+    if not _SCHEMA.fullmatch(schema):
+        raise ConfigError(
+            f"the schema {schema!r} of the store's URL must be of small letters, digits and _, and begin with a letter"
+        )
+    shown = f"postgresql://{parts.hostname or given.get('host', '')}{parts.path or '/'}"
+    database = given.get("dbname") or unquote(parts.path.lstrip("/"))
+    return Address(urlunsplit(("postgresql", *parts[1:3], urlencode(given), "")), shown, schema, pooler, database)
 
 
 def home(url: str, data: Path) -> Path:

@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
-from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
 from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
 from ostler.store import queries
+from ostler.store.database import address_of
 
 try:
     import psycopg
@@ -36,7 +36,7 @@ OLDEST = 140000  # the oldest server whose SQL this is
 _IDLE_MS = 5000  # after which the server ends a transaction whose client says nothing, or does not take what it sends
 _CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
 _PROMPT = 0.25
-_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+FILLING = 9999  # in place of a migration's number: a copy of another store is under way (copy.py)
 _COMMENT = re.compile(r"--[^\n]*")
 _VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
 _UNSTORABLE = re.compile(r"\x00|[\ud800-\udfff]")
@@ -62,17 +62,8 @@ class Place:
     """What a URL says: the server for the driver, and what is ours (`schema`, `pooler`)."""
 
     def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        given = dict(parse_qsl(parts.query, keep_blank_values=True))
-        self.schema = given.pop("schema", "ostler")
-        self.pooler = given.pop("pooler", "") not in ("", "0", "false")
-        if not _SCHEMA.fullmatch(self.schema):
-            raise ConfigError(
-                f"the schema {self.schema!r} of the store's URL must be of small letters, digits and _, and begin with a letter"
-            )
-        self.address = urlunsplit(("postgresql", *parts[1:3], urlencode(given), ""))
-        self.shown = f"postgresql://{parts.hostname or given.get('host', '')}{parts.path or '/'}"
-        """Without the password."""
+        known = address_of(url)
+        self.address, self.shown, self.schema, self.pooler = known[:4]
         self.channel = f"ostler_{self.schema}"
 
     def connect(self, **how: Any) -> psycopg.Connection[Any]:
@@ -273,6 +264,7 @@ class PostgresDatabase:
     def migrate(self) -> list[str]:
         newest, version = queries.newest(self.dialect), self.schema()
         where = f"schema {self.place.schema} of {self.place.shown}"
+        self._check_filled(version)
         if version > newest + 1:
             raise ConfigError(
                 f"{where} has version {version}, this ostler knows up to {newest}: it was used by a newer ostler. Upgrade this one."
@@ -302,10 +294,18 @@ class PostgresDatabase:
 
     def require(self) -> None:
         newest = queries.newest(self.dialect)
-        if (found := self.schema()) < newest:
+        self._check_filled(found := self.schema())
+        if found < newest:
             what = f"has version {found}, this ostler reads {newest}" if found else "is not there yet"
             raise ConfigError(
                 f"schema {self.place.schema} of {self.place.shown} {what}; run 'ostler migrate', or start a node with 'ostler up'"
+            )
+
+    def _check_filled(self, version: int) -> None:
+        if version == FILLING:
+            raise ConfigError(
+                f"schema {self.place.schema} of {self.place.shown} holds a copy that is not finished; "
+                "run 'ostler migrate --from … --to …' again, or drop the schema"
             )
 
     def _as_ours(self, error: psycopg.Error) -> Exception:

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from ostler import private
 from ostler.errors import BadArguments, ConfigError, StoreBusy, StoreDoubt, StoreGone
@@ -66,7 +66,7 @@ class SqliteDatabase:
     @classmethod
     def open(
         cls, path: Path, *, durable: bool = True, read_only: bool = False, create: bool = True, **how: Any
-    ) -> SqliteDatabase:
+    ) -> Self:
         """Connect to the file; where there is none it is made, private, or that is an error."""
         private.check(path, write=not read_only)
         if not path.exists() and (read_only or not create):

@@ -204,3 +204,6 @@ SELECT queue, min((SELECT created_at FROM ostler.jobs
 -- name: live_jobs
 SELECT id FROM ostler.jobs WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v))
    AND (status = 'processing' OR (status = 'queued' AND attempt > 0));
+
+-- name: count_jobs
+SELECT queue, status, count(*) AS n FROM ostler.jobs GROUP BY queue, status;

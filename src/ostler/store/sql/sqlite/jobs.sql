@@ -231,3 +231,6 @@ SELECT queue, min((SELECT created_at FROM jobs
 -- name: live_jobs
 SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(:ids))
    AND (status = 'processing' OR (status = 'queued' AND attempt > 0));
+
+-- name: count_jobs
+SELECT queue, status, count(*) AS n FROM jobs GROUP BY queue, status;

@@ -260,10 +260,262 @@ CREATE TABLE ostler.exits (
 );
 CREATE INDEX exits_component ON ostler.exits (node, component, at);
 
--- JSON text as jsonb takes it: NUL and half of a surrogate pair become U+FFFD.
-CREATE FUNCTION ostler.readable(json_text text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+-- JSON text as PostgreSQL can read it: NUL and half of a surrogate pair become U+FFFD.
+CREATE FUNCTION ostler.cleaned(json_text text) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
   SELECT CASE WHEN json_text ~* '\\u(0000|d[89a-f])' THEN
            regexp_replace(json_text, '\\u0000|\\ud[89ab][0-9a-f]{2}(?!\\ud[c-f])|(?<!\\ud[89ab][0-9a-f]{2})\\ud[c-f][0-9a-f]{2}',
                           '\\ufffd', 'gi')
-         ELSE json_text END::jsonb
+         ELSE json_text END
 $$;
+CREATE FUNCTION ostler.readable(json_text text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT ostler.cleaned(json_text)::jsonb
+$$;
+
+-- What follows stores jobs in the transaction of whoever calls, which may stay open for long: nothing here holds what others wait for,
+-- but for a unique key, whose next job has to wait. Both functions run with the rights of their owner, so a role that only enqueues needs
+-- no more than EXECUTE on one of them and USAGE of the schema.
+
+-- Jobs that were checked, all or none: {"jobs": [the fields of a NewJob by name, …], "batch": {"callback": step}}. Returns {"ids", "batch"}, or
+-- {"held": a job}, and nothing is stored, when that job holds the unique key of the first step of a chain. `database`: where the caller wants
+-- to be, if it knows.
+CREATE FUNCTION ostler.put(new jsonb, database text DEFAULT NULL) RETURNS jsonb
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET enable_seqscan = off AS $$
+#variable_conflict use_column
+DECLARE
+  schema text := rtrim('ostler.', '.');
+  now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+  keys text[] := ARRAY(SELECT e ->> 'unique_key' FROM jsonb_array_elements(new -> 'jobs') AS e WHERE e ? 'unique_key');
+  callback jsonb := new -> 'batch' -> 'callback';
+  of_batch bigint;
+  ids bigint[] := '{}';
+  fresh bigint[] := '{}';
+  held bigint;
+  due bigint;
+  made bigint;
+  one jsonb;
+BEGIN
+  IF database <> current_database() THEN
+    RAISE EXCEPTION 'the connection is to database %, but the store is in database %', current_database(), database
+      USING ERRCODE = 'invalid_catalog_name';
+  END IF;
+  PERFORM pg_advisory_xact_lock(k) FROM (
+    SELECT DISTINCT hashtextextended(schema || ':unique:' || key, 0) AS k FROM unnest(keys) AS key ORDER BY 1) AS locks;
+  SELECT u.job INTO held FROM jsonb_array_elements(new -> 'jobs') AS e JOIN ostler.uniques u ON u.key = e ->> 'unique_key'
+    LEFT JOIN ostler.jobs j ON j.id = u.job
+   WHERE e ? 'next' AND (u.until > now_ms OR (u.until IS NULL AND j.status IN ('queued', 'processing'))) LIMIT 1;
+  IF held IS NOT NULL THEN
+    RETURN jsonb_build_object('held', held);
+  END IF;
+  IF new ? 'batch' THEN
+    INSERT INTO ostler.batches (total, pending, callback, created_at)
+    VALUES (jsonb_array_length(new -> 'jobs'), jsonb_array_length(new -> 'jobs'), callback::text, now_ms) RETURNING id INTO of_batch;
+  END IF;
+  FOR one IN SELECT value FROM jsonb_array_elements(new -> 'jobs') LOOP
+    IF one ? 'unique_key' THEN
+      SELECT u.job INTO held FROM ostler.uniques u LEFT JOIN ostler.jobs j ON j.id = u.job
+       WHERE u.key = one ->> 'unique_key' AND (u.until > now_ms OR (u.until IS NULL AND j.status IN ('queued', 'processing')));
+      IF FOUND THEN
+        ids := ids || held;
+        CONTINUE;
+      END IF;
+    END IF;
+    -- A job with a limit arrives as one that is due now. Whoever claims takes it from there into the line of its key, under the key's lock.
+    due := coalesce((one ->> 'run_at')::bigint, CASE WHEN one ? 'limit_key' THEN now_ms END);
+    INSERT INTO ostler.jobs (task, queue, args, attempts, timeout, priority, run_at, backoff, limit_key, limit_max, batch, unique_key,
+                             later, behind, seq, created_at)
+    VALUES (one ->> 'task', one ->> 'queue', one ->> 'args', (one ->> 'attempts')::int, (one ->> 'timeout')::float8,
+            coalesce((one ->> 'priority')::int, 0), due, one ->> 'backoff', one ->> 'limit_key', (one ->> 'limit_max')::int, of_batch,
+            one ->> 'unique_key', (due IS NOT NULL AND (due > now_ms OR one ? 'limit_key'))::int, (one ? 'limit_key')::int, 1, now_ms)
+    RETURNING id INTO made;
+    IF one ? 'next' THEN
+      UPDATE ostler.jobs SET chain = id, step = 0 WHERE id = made;
+      INSERT INTO ostler.steps (chain, n, step)
+      SELECT made, n, step::text FROM json_array_elements((one ->> 'next')::json) WITH ORDINALITY AS s (step, n);
+    END IF;
+    IF one ? 'unique_key' THEN
+      INSERT INTO ostler.uniques (key, job, until)
+      VALUES (one ->> 'unique_key', made, now_ms + ((one ->> 'unique_for')::float8 * 1000)::bigint)
+      ON CONFLICT (key) DO UPDATE SET job = excluded.job, until = excluded.until;
+    END IF;
+    ids := ids || made;
+    fresh := fresh || made;
+  END LOOP;
+  IF of_batch IS NOT NULL AND (cardinality(fresh) < cardinality(ids) OR cardinality(ids) = 0) THEN
+    -- A unique job that was there already is not the batch's: it does not wait for it.
+    UPDATE ostler.batches SET pending = cardinality(fresh), finished_at = CASE WHEN cardinality(fresh) = 0 THEN now_ms END WHERE id = of_batch;
+    IF cardinality(fresh) = 0 AND callback IS NOT NULL THEN
+      made := (ostler.put(jsonb_build_object('jobs', jsonb_build_array(ostler.with_result(callback, now_ms,
+                jsonb_build_object('batch', of_batch, 'total', cardinality(ids), 'failed', 0)::text)))) -> 'ids' ->> 0)::bigint;
+      UPDATE ostler.batches SET callback_job = made WHERE id = of_batch;
+    END IF;
+  END IF;
+  INSERT INTO ostler.depths (queue, status, n)
+  SELECT queue, CASE WHEN later = 1 THEN 'scheduled' ELSE 'queued' END, count(*) FROM ostler.jobs WHERE id = ANY (fresh) GROUP BY 1, 2;
+  PERFORM pg_notify('ostler' || '_' || schema, '') WHERE EXISTS (
+    SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements(new -> 'jobs') AS e ON n.waits::jsonb ? (e ->> 'queue'));
+  RETURN jsonb_build_object('ids', to_jsonb(ids), 'batch', of_batch);
+END $$;
+
+-- A waiting step as the fields of a job: a result (JSON text) goes into the parameter that waits for it, a delay begins now.
+CREATE FUNCTION ostler.with_result(step jsonb, now_ms bigint, result text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
+  SELECT step - 'into' - 'delay' - 'unique_key' - 'unique_for'
+      || CASE WHEN step ? 'delay' THEN jsonb_build_object('run_at', now_ms + ((step ->> 'delay')::float8 * 1000)::bigint) ELSE '{}' END
+      || CASE WHEN step ? 'into' THEN jsonb_build_object('args', left(step ->> 'args', -1)
+           || CASE WHEN step ->> 'args' = '{}' THEN '' ELSE ',' END || to_json(step ->> 'into') || ':' || result || '}') ELSE '{}' END
+$$;
+
+-- JSON as Python's json.dumps writes it, of which unique keys and limit keys are made. Only whole numbers are written the same everywhere.
+CREATE FUNCTION ostler.python_json(value json, sorted boolean) RETURNS text LANGUAGE plpgsql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  kind text := json_typeof(value);
+  found text := btrim(value::text);
+BEGIN
+  IF kind = 'object' THEN
+    RETURN '{' || coalesce((SELECT string_agg(ostler.python_json(to_json(key), sorted) || ': ' || ostler.python_json(v, sorted), ', '
+                                              ORDER BY CASE WHEN sorted THEN key END COLLATE "C", place)
+                              FROM json_each(value) WITH ORDINALITY AS e (key, v, place)), '') || '}';
+  ELSIF kind = 'array' THEN
+    RETURN '[' || coalesce((SELECT string_agg(ostler.python_json(v, sorted), ', ' ORDER BY place)
+                              FROM json_array_elements(value) WITH ORDINALITY AS e (v, place)), '') || ']';
+  ELSIF kind = 'string' THEN
+    RETURN (SELECT string_agg(CASE WHEN ascii(c) < 127 THEN c
+                                   WHEN ascii(c) < 65536 THEN '\u' || lpad(to_hex(ascii(c)), 4, '0')
+                                   ELSE '\u' || to_hex(55232 + ascii(c) / 1024) || '\u' || to_hex(56320 + ascii(c) % 1024) END, '' ORDER BY place)
+              FROM regexp_split_to_table(to_json(value #>> '{}')::text, '') WITH ORDINALITY AS s (c, place));
+  ELSIF kind = 'number' AND found !~ '^(0|-?[1-9][0-9]*)$' THEN
+    RAISE EXCEPTION '% is not a whole number, and every language writes such numbers in its own way, so no key can be made of it', found
+      USING ERRCODE = 'invalid_parameter_value', HINT = 'Give unique_key or limit_key in the options.';
+  END IF;
+  RETURN found;
+END $$;
+
+-- What the options of a job may be, as jobs/options.py has it.
+CREATE FUNCTION ostler.check_options(task text, options jsonb) RETURNS void LANGUAGE plpgsql IMMUTABLE
+SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+  wrong record;
+BEGIN
+  SELECT o.key, o.value, k.wanted INTO wrong FROM jsonb_each(options) AS o LEFT JOIN (VALUES
+    ('attempts', 'int', 1, 1000, 'a whole number from 1 to 1000'),
+    ('timeout', 'float', 1e-9, 1e9, 'more than 0 seconds'),
+    ('priority', 'int', -1000000, 1000000, 'a whole number from -1000000 to 1000000'),
+    ('delay', 'float', 0, 1e9, 'a number of seconds from 0'),
+    ('run_at', 'int', 0, 1e14, 'milliseconds UTC as a whole number'),
+    ('unique_key', 'str', 1, 500, 'text of 1 to 500 bytes'),
+    ('unique_for', 'float', 1e-3, 1e9, 'more than 0 seconds'),
+    ('limit_key', 'str', 1, 500, 'text of 1 to 500 bytes'),
+    ('limit_max', 'int', 1, 1000000, 'a whole number from 1')) AS k (name, kind, least, most, wanted) ON k.name = o.key
+   WHERE jsonb_typeof(o.value) <> 'null' AND NOT coalesce(CASE
+           WHEN k.kind = 'str' THEN jsonb_typeof(o.value) = 'string' AND octet_length(o.value #>> '{}') BETWEEN least AND most
+           WHEN jsonb_typeof(o.value) <> 'number' THEN false
+           WHEN k.kind = 'int' AND o.value::text !~ '^-?[0-9]+$' THEN false
+           WHEN k.name = 'run_at' AND (o.value #>> '{}')::numeric BETWEEN 1e8 AND 99999999999 THEN false
+           ELSE (o.value #>> '{}')::numeric BETWEEN least AND most END, false)
+   LIMIT 1;
+  IF NOT FOUND THEN
+    RETURN;
+  ELSIF wrong.wanted IS NULL THEN
+    RAISE EXCEPTION 'task ''%'': ''%'' is not an option; known are: attempts, delay, limit_key, limit_max, priority, run_at, timeout, unique_for, unique_key',
+      task, wrong.key USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  RAISE EXCEPTION 'task ''%'': % must be %, found %', task, wrong.key, wrong.wanted,
+    wrong.value || CASE WHEN wrong.key = 'run_at' AND wrong.value::text ~ '^[0-9]{9,11}$' THEN '; this looks like seconds: multiply by 1000' ELSE '' END
+    USING ERRCODE = 'invalid_parameter_value';
+END $$;
+
+-- For any language: SELECT ostler.enqueue('cut', '{"source": "a.mp4"}', '{"priority": 5}') is the id of the new job, or of the one that is there
+-- already where the task is unique. Checks the task, the names of its arguments and the options; the task's declaration says the rest.
+CREATE FUNCTION ostler.enqueue(task text, args text DEFAULT '{}', options jsonb DEFAULT '{}') RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+#variable_conflict use_variable
+DECLARE
+  declared ostler.tasks;
+  given jsonb := ostler.readable(args);
+  policy jsonb;
+  whole json;
+  wrong text;
+  unique_key text;
+  limit_key text;
+  now_ms bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+BEGIN
+  SELECT * INTO declared FROM ostler.tasks t WHERE t.name = task AND t.gone = 0;
+  IF NOT FOUND THEN
+    RAISE EXCEPTION 'there is no task ''%''; declared are: %', task,
+      coalesce((SELECT string_agg(t.name, ', ' ORDER BY t.name) FROM ostler.tasks t WHERE t.gone = 0), 'none') USING ERRCODE = 'undefined_object';
+  END IF;
+  IF jsonb_typeof(given) IS DISTINCT FROM 'object' THEN
+    RAISE EXCEPTION 'the arguments of task ''%'' must be an object of names and values, found %', task, coalesce(jsonb_typeof(given), 'NULL')
+      USING ERRCODE = 'invalid_parameter_value';
+  ELSIF jsonb_path_exists(given, '$.**{201}') THEN
+    RAISE EXCEPTION 'the arguments of task ''%'' are nested deeper than 200 levels', task USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  wrong := ostler.misfits(declared.parameters::jsonb, given);
+  IF wrong IS NOT NULL THEN
+    RAISE EXCEPTION 'the arguments do not fit task ''%'': %', task, wrong USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  IF jsonb_typeof(options) <> 'object' THEN
+    RAISE EXCEPTION 'the options of task ''%'' must be an object of names and values, found %', task, jsonb_typeof(options)
+      USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  options := jsonb_strip_nulls(coalesce(options, '{}'));
+  PERFORM ostler.check_options(task, options);
+  policy := declared.policy::jsonb;
+  -- The arguments as the function will see them. Of a name that is given twice the last counts, as everywhere.
+  SELECT json_object_agg(key, value) INTO whole FROM (
+    SELECT DISTINCT ON (key) key, value FROM (
+      SELECT p ->> 'name' AS key, p -> 'default' AS value, 0 AS place FROM json_array_elements(declared.parameters::json) AS p WHERE (p -> 'default') IS NOT NULL
+       UNION ALL
+      SELECT key, value, place FROM json_each(ostler.cleaned(args)::json) WITH ORDINALITY AS e (key, value, place)) AS x ORDER BY key, place DESC) AS y;
+  IF options ? 'unique_key' THEN
+    unique_key := task || ':=' || (options ->> 'unique_key');
+  ELSIF policy ? 'unique' THEN
+    unique_key := task || ':' || left(encode(sha256(convert_to(ostler.python_json(coalesce(
+      (SELECT json_object_agg(key, value) FROM json_each(whole)
+        WHERE jsonb_typeof(policy -> 'unique') = 'boolean' OR policy -> 'unique' ? key), '{}'), true), 'UTF8')), 'hex'), 32);
+  ELSIF options ? 'unique_for' THEN
+    RAISE EXCEPTION 'task ''%'': unique_for goes with a unique key, found none; add unique_key', task USING ERRCODE = 'invalid_parameter_value';
+  END IF;
+  limit_key := options ->> 'limit_key';
+  IF limit_key IS NOT NULL AND NOT (options ? 'limit_max' OR policy ? 'at_once') THEN
+    RAISE EXCEPTION 'task ''%'': limit_key goes with a limit_max, a whole number from 1, found none', task USING ERRCODE = 'invalid_parameter_value';
+  ELSIF limit_key IS NULL AND (options ? 'limit_max' OR policy ? 'at_once') THEN
+    limit_key := task;
+    IF policy ? 'per' THEN
+      limit_key := ostler.python_json(coalesce(whole -> (policy ->> 'per'), 'null'), false);
+      limit_key := task || ':' || CASE WHEN length(limit_key) <= 400 THEN limit_key ELSE encode(sha256(convert_to(limit_key, 'UTF8')), 'hex') END;
+    END IF;
+  END IF;
+  RETURN (ostler.put(jsonb_build_object('jobs', jsonb_build_array(jsonb_strip_nulls(jsonb_build_object(
+    'task', task, 'queue', declared.queue, 'args', args, 'attempts', coalesce((options ->> 'attempts')::int, declared.attempts),
+    'timeout', coalesce((options ->> 'timeout')::float8, declared.timeout),
+    'priority', coalesce((options ->> 'priority')::int, declared.priority),
+    'run_at', coalesce(now_ms + ((options ->> 'delay')::float8 * 1000)::bigint, (options ->> 'run_at')::bigint),
+    'backoff', declared.policy::json ->> 'backoff', 'limit_key', limit_key,
+    'limit_max', CASE WHEN limit_key IS NOT NULL THEN coalesce((options ->> 'limit_max')::int, (policy ->> 'at_once')::int) END,
+    'unique_key', unique_key,
+    'unique_for', CASE WHEN unique_key IS NOT NULL THEN coalesce((options ->> 'unique_for')::float8, (policy ->> 'unique_for')::float8) END
+  ))))) -> 'ids' ->> 0)::bigint;
+END $$;
+
+CREATE FUNCTION ostler.enqueue(task text, args json, options jsonb DEFAULT '{}') RETURNS bigint LANGUAGE sql AS $$
+  SELECT ostler.enqueue(task, args::text, options)
+$$;
+CREATE FUNCTION ostler.enqueue(task text, args jsonb, options jsonb DEFAULT '{}') RETURNS bigint LANGUAGE sql AS $$
+  SELECT ostler.enqueue(task, args::text, options)
+$$;
+
+-- What is wrong with the names of the arguments, in words; NULL: nothing.
+CREATE FUNCTION ostler.misfits(parameters jsonb, given jsonb) RETURNS text LANGUAGE sql IMMUTABLE PARALLEL SAFE
+SET search_path = pg_catalog, pg_temp AS $$
+  SELECT string_agg(complaint, '; ' ORDER BY rank, place, complaint) || '. It takes ('
+      || coalesce((SELECT string_agg((p ->> 'name') || CASE WHEN p ->> 'required' = 'false' THEN ' = …' ELSE '' END, ', ' ORDER BY place)
+                     FROM jsonb_array_elements(parameters) WITH ORDINALITY AS e (p, place)), '') || ')'
+    FROM (SELECT format('''%s'' is missing', p ->> 'name') AS complaint, 1 AS rank, place
+            FROM jsonb_array_elements(parameters) WITH ORDINALITY AS e (p, place) WHERE p ->> 'required' = 'true' AND NOT given ? (p ->> 'name')
+           UNION ALL
+          SELECT format('''%s'' is not a parameter', name), 2, 0 FROM jsonb_object_keys(given) AS name
+           WHERE NOT EXISTS (SELECT 1 FROM jsonb_array_elements(parameters) AS p WHERE p ->> 'name' IN (name, '**'))) AS x
+$$;
+
+REVOKE ALL ON FUNCTION ostler.put, ostler.enqueue(text, text, jsonb) FROM PUBLIC;
