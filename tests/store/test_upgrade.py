@@ -72,7 +72,7 @@ def test_a_node_finishes_everything_in_an_older_store(make_node, tmp_path: Path)
         app=FEATURED,
         folder=folder,
         ready=False,
-        OSTLER_NODE="before",
+        OSTLER_NAME="before",
         OSTLER_RETENTION="0",
         OSTLER_FAILED_RETENTION="0",
     )
