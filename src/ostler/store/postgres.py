@@ -45,6 +45,12 @@ _LOCK = """
 SELECT pg_advisory_xact_lock(k) FROM (
   SELECT DISTINCT hashtextextended(name, 0) AS k FROM jsonb_array_elements_text(%(names)s::jsonb) AS name ORDER BY 1) AS keys
 """
+# Read from the table: to_regclass may answer from a cache that does not know yet what another one has just committed.
+_MIGRATED = """
+SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = 'migrations'
+"""
+_MIGRATING = 3_600_000  # milliseconds that one who wants to migrate waits for another one who does
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))"
 # Only where somebody waits for it: a node that is busy looks for more by itself. NOTIFY costs all commits a common lock.
 _RING = """
@@ -112,9 +118,10 @@ class PostgresDatabase:
         self._read_only = read_only
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
-        waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
+        self._waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
         # A process that is stopped in the middle of a transaction must not keep its locks for ever.
-        self._begin = f"BEGIN; {waits}; SET LOCAL idle_in_transaction_session_timeout = 15000"
+        idle = "SET LOCAL idle_in_transaction_session_timeout = 15000"
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._waits}; {idle}"
         self._open: psycopg.Connection[Any] | None = None
         self._inside = False
         self._connection()
@@ -242,13 +249,13 @@ class PostgresDatabase:
         if self.place.pooler:
             return {"application_name": "ostler"}
         reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
-        return {"application_name": "ostler", "options": f"-c timezone=UTC{reading}"}
+        always = "-c timezone=UTC -c default_transaction_isolation=read\\ committed"
+        return {"application_name": "ostler", "options": always + reading}
 
     # ---- the schema
 
     def schema(self) -> int:
-        known = self._query("SELECT to_regclass(%(name)s) IS NOT NULL", {"name": f"{self.place.schema}.migrations"})
-        if not known[0][0]:
+        if not self._query(_MIGRATED, {"schema": self.place.schema}):
             return 0
         found = self._query(f"SELECT max(number) FROM {self.place.schema}.migrations")  # noqa: S608  checked in Place
         return int(found[0][0] or 0)
@@ -272,7 +279,9 @@ class PostgresDatabase:
     def _migrate(self) -> list[str]:
         name = self.place.schema
         with self.transaction():
+            self._query(f"SET LOCAL lock_timeout = {_MIGRATING}")
             self.lock(["migrations"])
+            self._query(self._waits)
             version = self.schema()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
             if not self._query("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": name}):
