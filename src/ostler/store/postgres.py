@@ -25,7 +25,6 @@ from ostler.store import queries
 
 try:
     import psycopg
-    from psycopg import errors
     from psycopg.types.numeric import Int8Dumper
 except ImportError as missing:
     raise ConfigError("a PostgreSQL store needs a driver: pip install 'ostler[postgres]'") from missing
@@ -60,6 +59,10 @@ SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
 _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
+# What the driver says when no later try will work; such an error has no code.
+_WRONG = (
+    "password", "does not exist", "pg_hba.conf", "permission denied", "not permitted", "bad: invalid", "SSL", "certificate",
+)  # fmt: skip
 
 
 class Place:
@@ -78,6 +81,11 @@ class Place:
         self.shown = f"postgresql://{parts.hostname or given.get('host', '')}{parts.path or '/'}"
         """Without the password."""
         self.channel = f"ostler_{self.schema}"
+
+    def without_password(self, text: str) -> str:
+        """The driver quotes a URL that it cannot read."""
+        secret = urlsplit(self.address).password
+        return text.replace(secret, "…") if secret else text
 
     def connect(self, **how: Any) -> psycopg.Connection[Any]:
         """A connection that notices within seconds when the server is gone. Errors are the driver's."""
@@ -238,8 +246,9 @@ class PostgresDatabase:
         try:
             self._open = self.place.connect(**self._options())
         except psycopg.Error as error:
-            raise self._as_ours(error) from error
+            raise self._refused(error) from error
         if (found := self._open.info.server_version) < OLDEST:
+            self._open.close()
             raise ConfigError(
                 f"{self.place.shown} is PostgreSQL {found // 10000}; ostler needs {OLDEST // 10000} or newer"
             )
@@ -300,10 +309,18 @@ class PostgresDatabase:
                 f"schema {self.place.schema} of {self.place.shown} {what}; run 'ostler migrate', or start a node with 'ostler up'"
             )
 
+    def _refused(self, error: psycopg.Error) -> Exception:
+        """Why there is no connection. What a first one shows to be wrong is a ConfigError; one that worked before may work again, and
+        nothing is given up for that.
+        """
+        where, said = self.place.shown, self.place.without_password(_line(error))
+        wrong = isinstance(error, psycopg.ProgrammingError) or any(words in said for words in _WRONG)
+        if wrong and self._open is None:
+            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
+        return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
+
     def _as_ours(self, error: psycopg.Error) -> Exception:
         where, said, code = self.place.shown, _line(error), error.sqlstate or ""
-        if isinstance(error, (errors.InvalidAuthorizationSpecification, errors.InvalidPassword)) or code == "3D000":
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
         if code == "42501":
             return NoAccess(
                 f"{where}: {said}. A role that may create the schema runs 'ostler migrate' once, or give this one the right: "
@@ -317,8 +334,6 @@ class PostgresDatabase:
             return BadArguments(f"a value cannot be stored or looked for: {said}")
         if not code and not (self._open is None or self._open.closed or self._open.broken):
             return error
-        if not code and "password" in said:  # some refusals of a connection have no code
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
         if not code or code.startswith(_PASSING):
             return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
         return error
