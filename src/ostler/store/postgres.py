@@ -126,7 +126,8 @@ class PostgresDatabase:
         self._read_only = read_only
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
-        self._waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
+        self._lock_ms = int(busy_timeout * 1000)
+        self._waits = f"SET LOCAL lock_timeout = {self._lock_ms}"
         # A process that is stopped in the middle of a transaction must not keep its locks for ever.
         idle = "SET LOCAL idle_in_transaction_session_timeout = 15000"
         self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._waits}; {idle}"
@@ -259,7 +260,8 @@ class PostgresDatabase:
             return {"application_name": "ostler"}
         reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
         always = "-c timezone=UTC -c default_transaction_isolation=read\\ committed"
-        return {"application_name": "ostler", "options": always + reading}
+        waits = f" -c lock_timeout={self._lock_ms}"  # for single statements: a transaction says it itself
+        return {"application_name": "ostler", "options": always + waits + reading}
 
     # ---- the schema
 
