@@ -50,11 +50,15 @@ def test_a_queue_and_a_key_run_no_more_at_once_than_allowed(node: Node, tmp_path
     assert max(node.wait_job(j)["result"] for j in users) == 1
 
 
+def claimed_at(job: dict) -> int:
+    return next(e["at"] for e in job["events"] if e["name"] == "processing")
+
+
 def test_a_rate_is_kept(node: Node) -> None:
     jobs = [node.enqueue("begin") for _ in range(12)]
-    times = sorted(node.wait_job(j)["result"] for j in jobs)
-    # a burst of 5, then 5 a second: the twelfth cannot have begun before 7 / 5 s
-    assert times[-1] - times[0] >= 1.3
+    times = sorted(claimed_at(node.wait_job(j)) for j in jobs)
+    # a burst of 5, then 5 a second: the twelfth cannot have been claimed before 7 / 5 s
+    assert times[-1] - times[0] >= 1300
 
 
 def test_a_unique_job_is_stored_once_over_http_and_from_python(node: Node) -> None:
@@ -74,10 +78,10 @@ def test_a_unique_job_is_stored_once_over_http_and_from_python(node: Node) -> No
 
 def test_bulk_enqueue_is_all_or_none(node: Node) -> None:
     status, answer = node.post(
-        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(2000)]}
+        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(300)]}
     )
-    assert (status, len(answer["ids"])) == (201, 2000)
-    assert [node.wait_job(i)["result"] for i in answer["ids"][-3:]] == [3994, 3996, 3998]
+    assert (status, len(answer["ids"])) == (201, 300)
+    assert [node.wait_job(i)["result"] for i in answer["ids"][-3:]] == [594, 596, 598]
     newest = node.get("/api/v1/jobs?limit=1")[1]["jobs"][0]["id"]
     status, answer = node.post(
         "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": 1}}, {"task": "double", "args": {"x": "no"}}]}
