@@ -16,6 +16,8 @@ from tests.harness import Node, until
 from tests.stores import rows, store_of, value
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
+# About files and processes, not about the store.
+once = pytest.mark.parametrize("node", ["sqlite"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -138,6 +140,7 @@ def test_dead_letters_are_redriven_and_queued_jobs_cancelled_by_filter(node: Nod
     assert all(node.job(j)["status"] == "cancelled" for j in waiting)
 
 
+@once
 def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
     good, bad = node.wait_job(node.enqueue("scratches")), node.wait_job(node.enqueue("scratches", fail=True))
     assert not Path(good["result"]).exists()
@@ -150,6 +153,7 @@ def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
     )
 
 
+@once
 @pytest.mark.parametrize("levels", [1500, 5000])
 def test_a_deep_scratch_costs_its_job_nothing(node: Node, levels: int) -> None:
     good = node.wait_job(node.enqueue("digs", levels=levels))
@@ -214,6 +218,7 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
     assert node.get("/api/v1/workers/worker:nope:0/logs")[0] == 404
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_nothing_that_a_job_prints_can_be_taken_for_a_label(make_node, tmp_path: Path) -> None:
     app = tmp_path / "rude.py"
     app.write_text(
