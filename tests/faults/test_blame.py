@@ -8,7 +8,7 @@ import pytest
 
 from tests.harness import Node, until
 
-pytestmark = pytest.mark.usefixtures("store_url")
+both = pytest.mark.usefixtures("store_url")
 
 APP = """
 import os, signal
@@ -63,6 +63,7 @@ def test_twenty_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start
     until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "the node to be healthy")
 
 
+@both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_every_third_job_bad_stops_nothing(start, workers: int) -> None:
     node = start(workers)
@@ -72,6 +73,7 @@ def test_every_third_job_bad_stops_nothing(start, workers: int) -> None:
     assert all(w["status"] != "failed" for w in node.workers())
 
 
+@both
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_fresh_pool_in_which_nothing_succeeds_is_failed_after_five_and_turns_nothing_toxic(
     start, workers: int
@@ -99,6 +101,7 @@ def test_restarting_the_workers_of_a_broken_environment_turns_nothing_toxic_eith
     assert all(node.wait_job(j)["status"] == "done" for j in jobs)
 
 
+@both
 def test_a_job_that_crashed_twice_waits_behind_everything_that_was_queued(start) -> None:
     node = start(1, OSTLER_CRASH_DELAY="0")
     node.post("/api/v1/pools/files/pause")
@@ -110,6 +113,7 @@ def test_a_job_that_crashed_twice_waits_behind_everything_that_was_queued(start)
     assert bad["started_at"] >= last  # of its last run
 
 
+@both
 def test_a_node_that_starts_with_failed_workers_says_so_in_the_log_and_in_health(start) -> None:
     node = start(1, OSTLER_CRASH_DELAY="600")
     put(node, *[True] * 6)

@@ -12,24 +12,50 @@ from pathlib import Path
 import pytest
 
 from tests.harness import Node, until
+from tests.servers import Server
 
 SIZE_MB = 8
+SERVER_MB = 24  # an empty database has 8
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A tmpfs of a few megabytes."""
-    folder = tmp_path / "disk"
+    with mounted(tmp_path / "disk", SIZE_MB):
+        yield tmp_path / "disk"
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, megabytes: int) -> Iterator[None]:
     folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m,mode=0755", "tmpfs", str(folder)]
+    command = ["mount", "-t", "tmpfs", "-o", f"size={megabytes}m,mode=0755", "tmpfs", str(folder)]
     try:
         mounted = subprocess.run(command, capture_output=True, text=True)
     except OSError as error:
         pytest.skip(f"a small file system cannot be mounted: {error}")
     if mounted.returncode:
         pytest.skip(f"a small file system cannot be mounted (root may): {mounted.stderr.strip()}")
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+@pytest.fixture
+def small_server_disk(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The store is in a database on a small file system of the server; the server's log of changes is elsewhere."""
+    if not postgres.ours:
+        pytest.skip("the server's disks are not ours")
+    folder = postgres.start().folder / "small"
+    with mounted(folder, SERVER_MB):
+        owner = postgres.data.stat()
+        os.chown(folder, owner.st_uid, owner.st_gid)
+        postgres.sql(f"CREATE TABLESPACE small LOCATION '{folder}'")
+        postgres.sql("CREATE DATABASE small TEMPLATE template0 TABLESPACE small")
+        monkeypatch.setenv("OSTLER_STORE", postgres.url("small"))
+        yield folder
+        postgres.drop_database("small")
+        postgres.sql("DROP TABLESPACE small")
 
 
 def fill(folder: Path) -> Path:
@@ -95,6 +121,32 @@ def test_a_node_that_was_killed_on_a_full_disk_starts_when_there_is_room(
     assert runs_of(runs) == sorted([*stored, *more])
 
 
+def test_a_full_disk_of_the_server_refuses_jobs_and_loses_none(
+    small_server_disk: Path, make_node, tmp_path: Path
+) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0", OSTLER_STORE_PATIENCE="0.5")
+    running, stored, runs, go = backlog(node, tmp_path)
+    ballast = fill(small_server_disk)
+    more, error = refused(node, {"task": "mark", "args": {"path": str(runs)}})
+    assert error["code"] == "STORE_BUSY"
+    assert "No space left on device" in error["message"]
+    assert "nothing was stored" in error["message"]
+    assert node.get("/healthz")[0] == 200
+    assert enqueue_elsewhere(node, runs) == "StoreBusy"
+    node.kill()
+    node.start_process()
+    assert node.wait() == 2
+    assert "Traceback" not in node.log()
+    assert node.log().splitlines()[-1].startswith("ostler: the store postgresql://")
+    ballast.unlink()
+    go.touch()
+    node.start()
+    later = node.enqueue("mark", path=str(runs))
+    assert all(node.wait_job(job)["status"] == "done" for job in (running, *stored, *more, later))
+    assert runs_of(runs) == sorted([*stored, *more, later]), "each stored job ran once, and no other did"
+    until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "all to be well again")
+
+
 def backlog(node: Node, folder: Path) -> tuple[int, list[int], Path, Path]:
     """A job that runs until `go` exists, and 65 behind it that leave a line in `runs`."""
     runs, go = folder / "runs", folder / "go"
@@ -114,7 +166,7 @@ from tests.work import mark
 try:
     mark.enqueue(path=sys.argv[1])
 except StoreBusy as error:
-    assert "full" in str(error), error
+    assert "full" in str(error) or "No space left" in str(error), error
     print("StoreBusy")
 else:
     print("stored")

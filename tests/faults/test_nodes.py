@@ -13,6 +13,7 @@ import pytest
 from tests.harness import Node, family_of, gone, until
 
 pytestmark = pytest.mark.usefixtures("store_url")
+once = pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)  # about processes alone
 
 
 def test_sigterm_drains_running_jobs_finish(make_node, tmp_path: Path) -> None:
@@ -85,6 +86,7 @@ def test_sigkill_of_the_node_leaves_no_survivor_and_loses_no_job(make_node, tmp_
         assert node.events(job)[:3] == ["created", "processing", "requeued:stale"]
 
 
+@once
 def test_what_two_kills_at_once_leave_is_swept_at_the_next_start(make_node, tmp_path: Path) -> None:
     """Node, guard and worker die together: nobody is left to clean up, but the next start does."""
     node = make_node("--pool", "work=1")
@@ -104,6 +106,7 @@ def test_what_two_kills_at_once_leave_is_swept_at_the_next_start(make_node, tmp_
     assert node.wait_job(job)["status"] == "done"
 
 
+@once
 def test_a_killed_guard_is_replaced(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.2")
     guard = next(p for p in _children(node.pid) if "family.py" in _cmdline(p))
@@ -111,6 +114,7 @@ def test_a_killed_guard_is_replaced(make_node) -> None:
     until(lambda: [p for p in _children(node.pid) if "family.py" in _cmdline(p) and p != guard], "another guard")
 
 
+@once
 def test_a_node_that_was_stopped_for_a_while_does_not_blame_its_workers(make_node, tmp_path: Path) -> None:
     """One of them is stopped with it, as on a machine that sleeps: it has not beaten either when the node looks again."""
     node = make_node("--pool", "work=2", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="2")
@@ -142,6 +146,7 @@ def test_a_second_node_on_the_same_data_directory_is_refused(node: Node) -> None
     assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
 
 
+@once
 def test_a_taken_port_is_refused_and_leaves_nothing_running(node: Node, tmp_path: Path) -> None:
     port = node.url.rpartition(":")[2]
     argv = [sys.executable, "-m", "ostler", "up", str(node.app), "--data", str(tmp_path / "b"), "--port", port]

@@ -10,9 +10,11 @@ import pytest
 
 from tests.harness import Node, gone, until
 
-pytestmark = pytest.mark.usefixtures("store_url")
+# Only what is told by rows of the store runs on both databases; the rest is about processes.
+both = pytest.mark.usefixtures("store_url")
 
 
+@both
 def test_kill_9_in_mid_job_sends_the_job_back_with_a_crash_mark(node: Node, tmp_path: Path) -> None:
     flag = tmp_path / "go"
     job = node.enqueue("wait_for", path=str(flag))
@@ -27,6 +29,7 @@ def test_kill_9_in_mid_job_sends_the_job_back_with_a_crash_mark(node: Node, tmp_
     assert "SIGKILL" in next(e for e in done["events"] if e["name"] == "requeued:crash")["data"]["message"]
 
 
+@both
 def test_a_killed_worker_comes_back_as_the_next_generation_with_an_exit_record(node: Node) -> None:
     before = node.worker("worker:work:0")
     os.kill(before["pid"], signal.SIGKILL)
@@ -71,6 +74,7 @@ def test_kill_9_before_the_first_beat_is_noticed_and_restarted(make_node, tmp_pa
     assert node.wait_job(node.enqueue("hi"))["result"] == "hi"
 
 
+@both
 def test_the_third_crash_makes_a_job_toxic_and_the_worker_goes_on(make_node) -> None:
     node = make_node("--pool", "work=1")
     bad, good = node.enqueue("crash"), node.enqueue("add", a=1, b=2)
@@ -92,6 +96,7 @@ def test_an_unasked_exit_0_in_mid_job_is_a_crash_for_the_job_but_not_for_the_wor
     assert node.worker("worker:work:0")["restart_count"] == 0
 
 
+@both
 def test_sigstop_past_stale_is_silence_and_the_ghost_is_refused(make_node, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1", OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_STALE_AFTER="2")
     flag = tmp_path / "go"
@@ -150,6 +155,7 @@ def _crash_until_failed(node: Node, component: str) -> int:
         node.wait_worker(component, "to notice", lambda w: w["pid"] != pid)
 
 
+@both
 def test_five_crashes_make_a_worker_failed_and_it_stays_so_until_reset(make_node) -> None:
     node = make_node("--pool", "work=1", "--pool", "other=1", OSTLER_RESTART_LIMIT="5")
     assert _crash_until_failed(node, "worker:work:0") == 5
@@ -187,6 +193,7 @@ def test_restart_alone_revives_a_failed_worker(make_node) -> None:
     assert node.wait_status("worker:work:0", "healthy")["restart_count"] == 0
 
 
+@both
 def test_the_lifetime_limit_counts_across_restarts_of_the_node(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_RESTART_LIFETIME="3", OSTLER_RESTART_WINDOW="0.001")
     for generation in (1, 2):
@@ -226,6 +233,7 @@ def test_pause_during_a_long_job_lets_it_finish_and_takes_nothing_new(make_node,
     assert node.wait_job(waiting)["status"] == "done"
 
 
+@both
 def test_a_pause_outlives_the_node(make_node) -> None:
     node = make_node("--pool", "work=1", "--pool", "other=1")
     node.post("/api/v1/pools/work/pause")
@@ -238,6 +246,7 @@ def test_a_pause_outlives_the_node(make_node) -> None:
     assert node.wait_job(paused)["status"] == "done"
 
 
+@both
 def test_drain_finishes_the_job_then_the_worker_stays_stopped(make_node, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1")
     flag = tmp_path / "go"
@@ -302,6 +311,7 @@ def test_an_app_that_breaks_in_the_worker_is_named_in_its_exit_record(make_node,
     assert any("no models here" in line for line in row["metadata"]["log"])
 
 
+@both
 def test_recycling_by_count_never_interrupts_and_loses_nothing(make_node) -> None:
     node = make_node("--pool", "work=2", OSTLER_RECYCLE_COUNT="3")
     results = [node.wait_job(j) for j in [node.enqueue("who") for _ in range(12)]]
@@ -573,6 +583,7 @@ def test_strange_endings_of_jobs_are_plain_failures(make_node, tmp_path: Path) -
     assert node.wait_worker("worker:q:0", "the first generation", lambda w: w["generation"] == 1)
 
 
+@both
 def test_a_result_that_was_sent_before_the_kill_counts(make_node, tmp_path: Path) -> None:
     """The node sleeps while the worker finishes and dies: on waking, the result comes before the death."""
     app = _app(

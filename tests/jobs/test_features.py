@@ -16,6 +16,8 @@ from tests.harness import Node, until
 from tests.stores import rows, store_of, value
 
 APP = Path(__file__).resolve().parent.parent / "featured.py"
+# About files and processes, not about the store.
+once = pytest.mark.parametrize("node", ["sqlite"], indirect=True)
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])
@@ -50,11 +52,15 @@ def test_a_queue_and_a_key_run_no_more_at_once_than_allowed(node: Node, tmp_path
     assert max(node.wait_job(j)["result"] for j in users) == 1
 
 
+def claimed_at(job: dict) -> int:
+    return next(e["at"] for e in job["events"] if e["name"] == "processing")
+
+
 def test_a_rate_is_kept(node: Node) -> None:
     jobs = [node.enqueue("begin") for _ in range(12)]
-    times = sorted(node.wait_job(j)["result"] for j in jobs)
-    # a burst of 5, then 5 a second: the twelfth cannot have begun before 7 / 5 s
-    assert times[-1] - times[0] >= 1.3
+    times = sorted(claimed_at(node.wait_job(j)) for j in jobs)
+    # a burst of 5, then 5 a second: the twelfth cannot have been claimed before 7 / 5 s
+    assert times[-1] - times[0] >= 1300
 
 
 def test_a_unique_job_is_stored_once_over_http_and_from_python(node: Node) -> None:
@@ -74,10 +80,10 @@ def test_a_unique_job_is_stored_once_over_http_and_from_python(node: Node) -> No
 
 def test_bulk_enqueue_is_all_or_none(node: Node) -> None:
     status, answer = node.post(
-        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(2000)]}
+        "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": n}} for n in range(300)]}
     )
-    assert (status, len(answer["ids"])) == (201, 2000)
-    assert [node.wait_job(i)["result"] for i in answer["ids"][-3:]] == [3994, 3996, 3998]
+    assert (status, len(answer["ids"])) == (201, 300)
+    assert [node.wait_job(i)["result"] for i in answer["ids"][-3:]] == [594, 596, 598]
     newest = node.get("/api/v1/jobs?limit=1")[1]["jobs"][0]["id"]
     status, answer = node.post(
         "/api/v1/jobs/bulk", {"jobs": [{"task": "double", "args": {"x": 1}}, {"task": "double", "args": {"x": "no"}}]}
@@ -134,6 +140,7 @@ def test_dead_letters_are_redriven_and_queued_jobs_cancelled_by_filter(node: Nod
     assert all(node.job(j)["status"] == "cancelled" for j in waiting)
 
 
+@once
 def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
     good, bad = node.wait_job(node.enqueue("scratches")), node.wait_job(node.enqueue("scratches", fail=True))
     assert not Path(good["result"]).exists()
@@ -146,6 +153,7 @@ def test_scratch_is_deleted_on_success_and_kept_on_failure(node: Node) -> None:
     )
 
 
+@once
 @pytest.mark.parametrize("levels", [1500, 5000])
 def test_a_deep_scratch_costs_its_job_nothing(node: Node, levels: int) -> None:
     good = node.wait_job(node.enqueue("digs", levels=levels))
@@ -210,6 +218,7 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
     assert node.get("/api/v1/workers/worker:nope:0/logs")[0] == 404
 
 
+@pytest.mark.parametrize("store_url", ["sqlite"], indirect=True)
 def test_nothing_that_a_job_prints_can_be_taken_for_a_label(make_node, tmp_path: Path) -> None:
     app = tmp_path / "rude.py"
     app.write_text(

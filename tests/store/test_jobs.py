@@ -376,20 +376,6 @@ def set_version(folder: Path, version: int) -> None:
     connection.close()
 
 
-def test_a_schema_one_release_newer_is_used_with_a_warning_and_two_are_refused(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with Store.open("", tmp_path) as store:
-        known = store.db.schema()
-    set_version(tmp_path, known + 1)
-    with Store.open("", tmp_path) as store:
-        assert [c.id for c in (put(store), claim(store))[1]] == [1]
-    assert f"has schema {known + 1}, this ostler knows {known}" in caplog.text
-    set_version(tmp_path, known + 2)
-    with pytest.raises(ConfigError, match=f"schema {known + 2}"):
-        Store.open("", tmp_path)
-
-
 def test_migrating_at_once_from_many_threads_is_safe(tmp_path: Path) -> None:
     errors = []
 
@@ -442,10 +428,3 @@ def test_the_oldest_in_line_is_found_without_counting(store: Store) -> None:
     assert store.jobs.oldest() == {"q": 5000, "other": 9000, "limited": 4000}
     claim(store)
     assert store.jobs.oldest()["q"] == 7000
-
-
-def test_a_reader_of_an_older_schema_says_what_to_do(tmp_path: Path) -> None:
-    Store.open("", tmp_path).close()
-    set_version(tmp_path, 2)
-    with pytest.raises(ConfigError, match=r"has schema 2, this ostler reads \d+; start a node there once"):
-        Store.open("", tmp_path, read_only=True)

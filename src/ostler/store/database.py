@@ -142,6 +142,19 @@ def sqlite_path(url: str, data: Path) -> Path:
     )
 
 
+def _check_url(url: str) -> None:
+    """Raise ConfigError on what is no URL at all. The driver judges the rest."""
+    try:
+        parts = urlsplit(url)
+        wrong = "" if parts.port or parts.netloc or parts.path or parts.query else "it names no database"
+    except ValueError as error:
+        wrong = str(error)
+    if wrong:
+        raise ConfigError(
+            f"the URL of the store cannot be used: {wrong}. It has the form postgresql://user:password@host:port/database"
+        )
+
+
 def exists(url: str, data: Path) -> bool:
     """Whether there is a store already; of a server only connecting tells."""
     return is_postgres(url) or sqlite_path(url, data).exists()
@@ -152,6 +165,7 @@ def connect(url: str, data: Path, **how: Any) -> Database:
     if is_postgres(url):
         from ostler.store.postgres import PostgresDatabase  # noqa: PLC0415  its driver is an extra
 
+        _check_url(url)
         how.pop("cache_mb", None)
         return PostgresDatabase(url, **how)
     from ostler.store.sqlite import SqliteDatabase  # noqa: PLC0415

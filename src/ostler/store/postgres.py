@@ -25,7 +25,6 @@ from ostler.store.database import address_of
 
 try:
     import psycopg
-    from psycopg import errors
     from psycopg.types.numeric import Int8Dumper
 except ImportError as missing:
     raise ConfigError("a PostgreSQL store needs a driver: pip install 'ostler[postgres]'") from missing
@@ -47,6 +46,12 @@ _LOCK = """
 SELECT pg_advisory_xact_lock(k) FROM (
   SELECT DISTINCT hashtextextended(name, 0) AS k FROM jsonb_array_elements_text(%(names)s::jsonb) AS name ORDER BY 1) AS keys
 """
+# Read from the table: to_regclass may answer from a cache that does not know yet what another one has just committed.
+_MIGRATED = """
+SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = 'migrations'
+"""
+_MIGRATING = 3_600_000  # milliseconds that one who wants to migrate waits for another one who does
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))"
 # Only where somebody waits for it: a node that is busy looks for more by itself. NOTIFY costs all commits a common lock.
 _RING = """
@@ -56,6 +61,10 @@ SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
 _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
+# What the driver says when no later try will work; such an error has no code.
+_WRONG = (
+    "password", "does not exist", "pg_hba.conf", "permission denied", "not permitted", "bad: invalid", "SSL", "certificate",
+)  # fmt: skip
 
 
 class Place:
@@ -65,6 +74,11 @@ class Place:
         known = address_of(url)
         self.address, self.shown, self.schema, self.pooler = known[:4]
         self.channel = f"ostler_{self.schema}"
+
+    def without_password(self, text: str) -> str:
+        """The driver quotes a URL that it cannot read."""
+        secret = urlsplit(self.address).password
+        return text.replace(secret, "…") if secret else text
 
     def connect(self, **how: Any) -> psycopg.Connection[Any]:
         """A connection that notices within seconds when the server is gone. Errors are the driver's."""
@@ -105,11 +119,13 @@ class PostgresDatabase:
         self._read_only = read_only
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
-        waits = f"SET LOCAL lock_timeout = {int(busy_timeout * 1000)}"
+        self._lock_ms = int(busy_timeout * 1000)
+        self._waits = f"SET LOCAL lock_timeout = {self._lock_ms}"
         # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
         idle = f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"
         # A plan that was made while a table was tiny is kept until the next analyze: it must not read the whole table then.
-        self._begin = f"BEGIN; {waits}; {idle}; SET LOCAL enable_seqscan = off"
+        plans = "SET LOCAL enable_seqscan = off"
+        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._waits}; {idle}; {plans}"
         self._open: psycopg.Connection[Any] | None = None
         self._inside = False
         self._connection()
@@ -239,8 +255,9 @@ class PostgresDatabase:
         try:
             self._open = self.place.connect(**self._options())
         except psycopg.Error as error:
-            raise self._as_ours(error) from error
+            raise self._refused(error) from error
         if (found := self._open.info.server_version) < OLDEST:
+            self._open.close()
             raise ConfigError(
                 f"{self.place.shown} is PostgreSQL {found // 10000}; ostler needs {OLDEST // 10000} or newer"
             )
@@ -250,13 +267,14 @@ class PostgresDatabase:
         if self.place.pooler:
             return {"application_name": "ostler"}
         reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
-        return {"application_name": "ostler", "options": f"-c timezone=UTC -c tcp_user_timeout={_IDLE_MS}{reading}"}
+        always = f"-c timezone=UTC -c tcp_user_timeout={_IDLE_MS} -c default_transaction_isolation=read\\ committed"
+        waits = f" -c lock_timeout={self._lock_ms}"  # for single statements: a transaction says it itself
+        return {"application_name": "ostler", "options": always + waits + reading}
 
     # ---- the schema
 
     def schema(self) -> int:
-        known = self._query("SELECT to_regclass(%(name)s) IS NOT NULL", {"name": f"{self.place.schema}.migrations"})
-        if not known[0][0]:
+        if not self._query(_MIGRATED, {"schema": self.place.schema}):
             return 0
         found = self._query(f"SELECT max(number) FROM {self.place.schema}.migrations")  # noqa: S608  checked in Place
         return int(found[0][0] or 0)
@@ -281,7 +299,9 @@ class PostgresDatabase:
     def _migrate(self) -> list[str]:
         name = self.place.schema
         with self.transaction():
+            self._query(f"SET LOCAL lock_timeout = {_MIGRATING}")
             self.lock(["migrations"])
+            self._query(self._waits)
             version = self.schema()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
             if not self._query("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": name}):
@@ -308,10 +328,18 @@ class PostgresDatabase:
                 "run 'ostler migrate --from … --to …' again, or drop the schema"
             )
 
+    def _refused(self, error: psycopg.Error) -> Exception:
+        """Why there is no connection. What a first one shows to be wrong is a ConfigError; one that worked before may work again, and
+        nothing is given up for that.
+        """
+        where, said = self.place.shown, self.place.without_password(_line(error))
+        wrong = isinstance(error, psycopg.ProgrammingError) or any(words in said for words in _WRONG)
+        if wrong and self._open is None:
+            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
+        return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
+
     def _as_ours(self, error: psycopg.Error) -> Exception:
         where, said, code = self.place.shown, _line(error), error.sqlstate or ""
-        if isinstance(error, (errors.InvalidAuthorizationSpecification, errors.InvalidPassword)) or code == "3D000":
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
         if code == "42501":
             return NoAccess(
                 f"{where}: {said}. A role that may create the schema runs 'ostler migrate' once, or give this one the right: "
@@ -325,8 +353,6 @@ class PostgresDatabase:
             return BadArguments(f"a value cannot be stored or looked for: {said}")
         if not code and _works(self._open):
             return error
-        if not code and "password" in said:  # some refusals of a connection have no code
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
         if not code or code.startswith(_PASSING):
             return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
         return error
