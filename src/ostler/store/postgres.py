@@ -48,6 +48,10 @@ SELECT pg_advisory_xact_lock(k) FROM (
   SELECT DISTINCT hashtextextended(name, 0) AS k FROM jsonb_array_elements_text(%(names)s::jsonb) AS name ORDER BY 1) AS keys
 """
 _TRY_LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended(%(name)s, 0))"
+_TABLE = """
+SELECT 1 FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+ WHERE n.nspname = %(schema)s AND c.relname = %(name)s
+"""
 # Only where somebody waits for it: a node that is busy looks for more by itself. NOTIFY costs all commits a common lock.
 _RING = """
 SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
@@ -262,8 +266,8 @@ class PostgresDatabase:
     # ---- the schema
 
     def schema(self) -> int:
-        known = self._query("SELECT to_regclass(%(name)s) IS NOT NULL", {"name": f"{self.place.schema}.migrations"})
-        if not known[0][0]:
+        # Not by to_regclass: that may remember from before a lock was waited for that there was none.
+        if not self._query(_TABLE, {"schema": self.place.schema, "name": "migrations"}):
             return 0
         found = self._query(f"SELECT max(number) FROM {self.place.schema}.migrations")  # noqa: S608  checked in Place
         return int(found[0][0] or 0)
