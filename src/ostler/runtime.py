@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.check import check_app
 from ostler.config import Settings
+from ostler.errors import StoreBusy
 from ostler.events import Bus, Recovered, StoreAnswers
 from ostler.jobs import schedule
 from ostler.jobs.dispatcher import Dispatcher
@@ -40,6 +42,7 @@ from ostler.live.watch import Watch
 from ostler.parts import Part, running
 from ostler.store import Store, home, now_ms
 from ostler.store.bell import listener
+from ostler.store.database import is_postgres
 from ostler.store.identity import new_id
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
@@ -104,7 +107,9 @@ class Node:
             self.url = url_of(settings.host, web_socket)
             folders.prepare(settings)
             self._member = self._membership(folder)
-            recovered = self._open_store()
+            recovered = await self._await_store()
+            if recovered is None:
+                return  # asked to stop before the store was there
             parts = self._build(folder, web_socket, recovered)
             self._force = parts.supervisor.force
             async with running(parts.in_order):
@@ -139,6 +144,22 @@ class Node:
             self._force()
 
     # ---- building
+
+    async def _await_store(self) -> list[int] | None:
+        """`_open_store`, when the store's server is there: until then the node waits, and says so. None when it is asked to stop."""
+        delay = 0.5
+        while not self._stop.is_set():
+            try:
+                return self._open_store()
+            except StoreBusy as error:
+                if not is_postgres(self.settings.store):
+                    raise
+                log.warning("the node waits for its store: %s", error)
+                self._member.renew()  # whether a lost answer was a yes does not matter then
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), delay)
+            delay = min(2 * delay, 5.0)
+        return None
 
     def _open_store(self) -> list[int]:
         """Bring the store up to date with the app; returns the jobs that dead nodes had left."""

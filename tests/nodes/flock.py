@@ -33,6 +33,7 @@ def hold(job: Job, path: str) -> str:
 
 @app.job(queue="work")
 def plain(job: Job, n: int = 0) -> int:
+    time.sleep((n % 8) / 1000)
     return n
 
 
@@ -41,6 +42,7 @@ def told(job: Job, n: int = 0) -> int:
     """Leaves events in its timeline."""
     job.progress(50, "half")
     job.event("half", {"n": n})
+    time.sleep(0.05)
     return n
 
 

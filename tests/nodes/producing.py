@@ -65,7 +65,7 @@ def mixed(number: int, dice: random.Random) -> int:
     steps: list[Any] = [flock.flaky.s(times=1), flock.wrong.s()]
     steps += [flock.narrow.s() for _ in range(4)] + [flock.paced.s() for _ in range(2)]
     steps += [flock.per_user.s(user=f"u{dice.randrange(4)}") for _ in range(4)]
-    if dice.random() < 0.1:
+    if dice.random() < 0.5:
         steps.append(flock.dies.s(times=1))
     flock.app.producer.enqueue([step.prepared() for step in steps])
     return 1

@@ -66,7 +66,10 @@ class Chaos:
                 del self.down[number]
 
     def _kill_a_worker(self) -> None:
-        pids = self.fleet.rows("SELECT pid FROM ostler.health WHERE status = 'healthy' AND pid IS NOT NULL")
+        busy = "EXISTS (SELECT 1 FROM ostler.jobs j WHERE j.status = 'processing' AND j.node = h.node AND j.worker = h.component)"
+        pids = self.fleet.rows(
+            f"SELECT pid FROM ostler.health h WHERE status = 'healthy' AND pid IS NOT NULL AND {busy}"
+        )
         if pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.dice.choice(pids)["pid"], signal.SIGKILL)
@@ -106,7 +109,7 @@ def run(fleet: Fleet, tmp_path: Path, *, numbers: int, quiet: float, patience: f
         )
         for n, ledger in enumerate(ledgers)
     ]
-    chaos = Chaos(fleet, nodes, random.Random(5), quiet)
+    chaos = Chaos(fleet, nodes, random.Random(int(os.environ.get("OSTLER_DICE", "5"))), quiet)
     left = "SELECT count(*) FROM ostler.jobs WHERE status IN ('queued', 'processing')"
     deadline = time.monotonic() + patience
     try:
@@ -247,6 +250,7 @@ def check_intervals(folder: Path) -> None:
 @pytest.mark.timeout(300)
 def test_a_few_thousand_jobs_survive_kills_of_workers_nodes_and_the_server(fleet: Fleet, tmp_path: Path) -> None:
     found = run(fleet, tmp_path, numbers=3000, quiet=0.7, patience=240)
+    print(json.dumps(found))
     assert found["jobs"] > 3000
     assert found["workers killed"] >= 3, found
 
@@ -254,6 +258,6 @@ def test_a_few_thousand_jobs_survive_kills_of_workers_nodes_and_the_server(fleet
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_fifty_thousand_jobs_survive_kills_of_workers_nodes_and_the_server(fleet: Fleet, tmp_path: Path) -> None:
-    found = run(fleet, tmp_path, numbers=50_000, quiet=1.0, patience=3600)
+    found = run(fleet, tmp_path, numbers=50_000, quiet=2.0, patience=3600)
     print(json.dumps(found, indent=1))
     assert found["jobs"] >= 50_000

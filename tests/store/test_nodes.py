@@ -196,3 +196,34 @@ def test_a_turn_that_was_not_committed_has_told_nobody_for_what_its_node_waits(s
         store.jobs.turn(turn(2, requeues=[back], wants={"q": [W]}))
     assert store.jobs.turn(turn(3, requeues=[back], wants={"q": [W]})).again
     assert waits(store, "n@1") == ["q"]
+
+
+def test_a_schedule_whose_app_is_away_for_a_while_fires_what_it_missed(store: Store) -> None:
+    """Another app's node looks after the store meanwhile; it neither fires the schedule nor forgets it."""
+    step = {"task": "t", "queue": "q", "args": "{}", "attempts": 3, "timeout": None, "priority": 0}
+    due = {"name": "nightly", "spec": "every 1h", "zone": "UTC", "step": step, "next_at": store.now() + 100}
+    start(store, "a@1", name="a", home="h1")
+    store.nodes.declare("a@1", [], [due])
+    start(store, "b@1", name="b", home="h2")
+    store.nodes.declare("b@1", [], [])
+    store.nodes.end("a@1")
+    store.nodes.drop_undeclared()
+    assert store.jobs.flows.schedules() == []
+    later = store.now() + 200
+    assert store.jobs.flows.fire("b@1", later, lambda *_: later + 3_600_000) == ([], None)
+    start(store, "a@2", name="a", home="h1")
+    store.nodes.declare("a@2", [], [{**due, "next_at": later + 3_600_000}])
+    assert [s["next_at"] for s in store.jobs.flows.schedules()] == [due["next_at"]]
+    jobs, following = store.jobs.flows.fire("a@2", later, lambda *_: later + 3_600_000)
+    assert (len(jobs), following) == (1, later + 3_600_000)
+
+
+def test_a_job_that_waits_out_of_line_and_is_cancelled_leaves_the_counts_right(store: Store) -> None:
+    start(store)
+    store.nodes.declare("n@1", [task("goes")], [])
+    (job,) = store.jobs.enqueue([NewJob("goes", "q", "{}")], 1)
+    store.nodes.declare("n@1", [], [])
+    assert store.nodes.park() == 1
+    assert store.jobs.depths() == {"q": {"queued": 1}}
+    store.jobs.cancel(job, 5)
+    assert store.jobs.depths() == {"q": {"cancelled": 1}}

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -29,6 +29,7 @@ log = logging.getLogger("ostler.jobs")
 T = TypeVar("T")
 
 _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look again
+_TASKS = "tasks that no node declares"
 _STEP = 0.004  # seconds that one step of a purge should take
 _PARTS_EVERY = 3600.0  # how often the results are searched for files that a killed publish left
 
@@ -52,6 +53,7 @@ class Upkeep:
         self._origin = origin
         self._most = 100  # jobs that the next step of a purge deletes
         self._parts_due = 0.0
+        self._begins = True
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -76,13 +78,16 @@ class Upkeep:
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 
     async def _rounds(self) -> None:
-        await self._undeclared()  # at a start, what the last app declared and this one does not
+        if self._begins:  # jobs that wait for this node's tasks wait no longer
+            self._begins = False
+            await self._all({_TASKS: self._undeclared})
         await asyncio.sleep(self._settings.upkeep_interval)
         await self.clean()
 
     async def clean(self) -> None:
         """One round. Each part stands alone: one that fails is logged, and the others go on."""
         parts: dict[str, Callable[[], Awaitable[None]]] = {
+            _TASKS: self._undeclared,
             "retries after a change of the clock": self._clock,
             "deleting old jobs": self._old_jobs,
             "deleting the files of deleted jobs": self._files,
@@ -91,6 +96,9 @@ class Upkeep:
             "deleting unfinished artifacts": self._parts,
             "sweeping scratch": self._scratch,
         }
+        await self._all(parts)
+
+    async def _all(self, parts: Mapping[str, Callable[[], Awaitable[None]]]) -> None:
         for name, part in parts.items():
             try:
                 await part()

@@ -148,10 +148,10 @@ class Flows:
                         self._db.run("schedule_fired", name=row["name"], job=job)
                         jobs += [job] if new else []
                 self._settle()
-        for row in self._db.run("schedules"):
+        for row in self._db.run("schedules_of", node=node):
             with contextlib.suppress(Exception):  # told above, when it is due
                 self._pull(row, following(row["spec"], row["zone"], now))
-        times = [row["next_at"] for row in self._db.run("schedules")]
+        times = [row["next_at"] for row in self._db.run("schedules_of", node=node)]
         return jobs, min(times, default=None)
 
     def _pull(self, row: Any, upcoming: int) -> None:

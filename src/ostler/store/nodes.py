@@ -16,6 +16,8 @@ from ostler.store import limits
 from ostler.store.database import Database
 from ostler.store.identity import LIVE, lost_node
 
+_AWAY_MS = 24 * 3600 * 1000  # a schedule that nobody declares is kept for so long after its time: its app may come back
+
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
@@ -120,7 +122,8 @@ class Nodes:
 
     def declare(self, node: str, tasks: Iterable[Mapping[str, Any]], schedules: Sequence[Mapping[str, Any]]) -> None:
         """Record what the node's app declares, so that every producer can check against it. What no living node declares any more
-        is gone: it cannot be enqueued, and does not fire. A schedule that did not change keeps its next time.
+        is gone: it cannot be enqueued, and does not fire. A schedule that did not change keeps its next time, also when its app
+        was away for less than a day: what it missed fires once.
         """
         tasks = list(tasks)
         with self._db.transaction():
@@ -144,7 +147,7 @@ class Nodes:
     def _drop(self) -> None:
         self._db.run("declared_drop")
         self._db.run("tasks_gone")
-        self._db.run("schedules_gone")
+        self._db.run("schedules_gone", before=self._db.now() - _AWAY_MS)
 
     def park(self) -> int:
         """Take a part of the jobs whose task is gone out of the line, and put those back whose task is there again; how many moved.

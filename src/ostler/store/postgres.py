@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
+from urllib.parse import urlsplit
 
 from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
 from ostler.store import queries

@@ -59,10 +59,17 @@ ON CONFLICT (name) DO UPDATE SET step = excluded.step,
        spec = excluded.spec, zone = excluded.zone;
 
 -- name: schedules
-SELECT name, spec, zone, step, next_at, last_at, last_job FROM ostler.schedules ORDER BY name;
+-- Those that an app declares. The others are kept for a while, with their next time: their app may only be away.
+SELECT name, spec, zone, step, next_at, last_at, last_job FROM ostler.schedules
+ WHERE name IN (SELECT name FROM ostler.declared WHERE kind = 'schedule') ORDER BY name;
+
+-- name: schedules_of
+SELECT name, spec, zone, next_at FROM ostler.schedules
+ WHERE name IN (SELECT name FROM ostler.declared WHERE node = :node AND kind = 'schedule') ORDER BY name;
 
 -- name: schedule_due
-SELECT name, spec, zone, step, next_at FROM ostler.schedules WHERE next_at <= :now AND name IN (SELECT name FROM ostler.declared WHERE node = :node AND kind = 'schedule');
+SELECT name, spec, zone, step, next_at FROM ostler.schedules
+ WHERE next_at <= :now AND name IN (SELECT name FROM ostler.declared WHERE node = :node AND kind = 'schedule') ORDER BY name;
 
 -- name: schedule_move
 UPDATE ostler.schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;

@@ -102,7 +102,8 @@ RETURNING queue, limit_key;
 SELECT task, queue, count(*) AS n FROM ostler.jobs WHERE status = 'queued' AND later = 2 GROUP BY task, queue;
 
 -- name: schedules_gone
-DELETE FROM ostler.schedules WHERE name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'schedule');
+-- Nobody has declared them for so long that their app is not just being restarted.
+DELETE FROM ostler.schedules WHERE next_at < :before AND name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'schedule');
 
 -- name: wish
 INSERT INTO ostler.wishes (node, verb, target, asked_at) VALUES (:node, :verb, :target, :now) RETURNING id;

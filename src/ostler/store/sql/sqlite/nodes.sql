@@ -99,7 +99,8 @@ RETURNING queue, limit_key;
 SELECT task, queue, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 2 GROUP BY task, queue;
 
 -- name: schedules_gone
-DELETE FROM schedules WHERE name NOT IN (SELECT name FROM declared WHERE kind = 'schedule');
+-- Nobody has declared them for so long that their app is not just being restarted.
+DELETE FROM schedules WHERE next_at < :before AND name NOT IN (SELECT name FROM declared WHERE kind = 'schedule');
 
 -- name: wish
 INSERT INTO wishes (node, verb, target, asked_at) VALUES (:node, :verb, :target, :now) RETURNING id;
