@@ -409,6 +409,28 @@ def test_two_transactions_get_the_same_unique_job(shop: ModuleType, database: st
     assert len(jobs_of(shop)) == 2
 
 
+def test_a_transaction_with_an_old_snapshot_stores_no_second_unique_job(shop: ModuleType, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1 FROM ostler.jobs")
+        first = shop.once.enqueue(name="a")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            shop.once.enqueue(name="a", connection=connection)
+        connection.rollback()
+        assert shop.once.enqueue(name="a", connection=connection) == first
+
+
+def test_upkeep_does_not_wait_for_an_open_transaction_that_takes_an_old_key(shop: ModuleType, database: str) -> None:
+    old = [shop.once.enqueue(name=name) for name in ("a", "b")]
+    with psycopg.connect(database) as connection, opened(shop) as store:
+        for job in old:
+            store.jobs.cancel(job, store.now())
+        shop.once.enqueue(name="a", connection=connection)
+        store.jobs.retention.purge_keys(store.now())
+        connection.commit()
+        assert len(connection.execute("SELECT key FROM ostler.uniques").fetchall()) == 1
+
+
 def test_an_open_transaction_with_a_limited_job_blocks_nobody(shop: ModuleType, database: str, make_node: Any) -> None:
     """Others with the same key go on, and its own job runs after the commit."""
     node = make_node("--pool", "keys=2", app=APP, OSTLER_STORE=database, OSTLER_POLL_INTERVAL="600")
