@@ -493,6 +493,26 @@ def test_a_node_runs_the_job_right_after_the_commit(shop: ModuleType, database: 
     assert node.wait_job(job, "done")["result"] == 42
 
 
+def test_who_waits_at_the_commit_is_woken_whatever_was_at_the_call(shop: ModuleType, database: str) -> None:
+    """And nobody else: a NOTIFY costs all commits a common lock."""
+    with (
+        psycopg.connect(database) as connection,
+        psycopg.connect(database, autocommit=True) as listener,
+        opened(shop) as store,
+    ):
+        store.nodes.register(NodeRow("n", "n", 10**9))
+        listener.execute("LISTEN ostler_ostler")
+        for before, after, rings in (("[]", '["work"]', True), ('["work"]', '["other"]', False)):
+            store.db.run("node_waits", id="n", waits=before)
+            shop.double.enqueue_many([{"x": 1}, {"x": 2}], connection=connection)
+            shop.double.enqueue(x=1, connection=connection)
+            store.db.run("node_waits", id="n", waits=after)
+            connection.commit()
+            listener.execute("NOTIFY ostler_ostler, 'end'")
+            heard = [note.payload for note in listener.notifies(timeout=10, stop_after=1 + rings)]
+            assert heard == [""] * rings + ["end"]
+
+
 def _idle(app: ModuleType) -> bool:
     with opened(app) as store:
         return any("work" in node["waits"] for node in store.nodes.alive())
