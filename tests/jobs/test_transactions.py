@@ -409,6 +409,28 @@ def test_two_transactions_get_the_same_unique_job(shop: ModuleType, database: st
     assert len(jobs_of(shop)) == 2
 
 
+def test_a_transaction_with_an_old_snapshot_stores_no_second_unique_job(shop: ModuleType, database: str) -> None:
+    with psycopg.connect(database) as connection:
+        connection.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        connection.execute("SELECT 1 FROM ostler.jobs")
+        first = shop.once.enqueue(name="a")
+        with pytest.raises(psycopg.errors.SerializationFailure):
+            shop.once.enqueue(name="a", connection=connection)
+        connection.rollback()
+        assert shop.once.enqueue(name="a", connection=connection) == first
+
+
+def test_upkeep_does_not_wait_for_an_open_transaction_that_takes_an_old_key(shop: ModuleType, database: str) -> None:
+    old = [shop.once.enqueue(name=name) for name in ("a", "b")]
+    with psycopg.connect(database) as connection, opened(shop) as store:
+        for job in old:
+            store.jobs.cancel(job, store.now())
+        shop.once.enqueue(name="a", connection=connection)
+        store.jobs.retention.purge_keys(store.now())
+        connection.commit()
+        assert len(connection.execute("SELECT key FROM ostler.uniques").fetchall()) == 1
+
+
 def test_an_open_transaction_with_a_limited_job_blocks_nobody(shop: ModuleType, database: str, make_node: Any) -> None:
     """Others with the same key go on, and its own job runs after the commit."""
     node = make_node("--pool", "keys=2", app=APP, OSTLER_STORE=database, OSTLER_POLL_INTERVAL="600")
@@ -469,6 +491,26 @@ def test_a_node_runs_the_job_right_after_the_commit(shop: ModuleType, database: 
     with psycopg.connect(database) as connection:
         job = connection.execute("""SELECT ostler.enqueue('double', '{"x": 21}')""").fetchall()[0][0]
     assert node.wait_job(job, "done")["result"] == 42
+
+
+def test_who_waits_at_the_commit_is_woken_whatever_was_at_the_call(shop: ModuleType, database: str) -> None:
+    """And nobody else: a NOTIFY costs all commits a common lock."""
+    with (
+        psycopg.connect(database) as connection,
+        psycopg.connect(database, autocommit=True) as listener,
+        opened(shop) as store,
+    ):
+        store.nodes.register(NodeRow("n", "n", 10**9))
+        listener.execute("LISTEN ostler_ostler")
+        for before, after, rings in (("[]", '["work"]', True), ('["work"]', '["other"]', False)):
+            store.db.run("node_waits", id="n", waits=before)
+            shop.double.enqueue_many([{"x": 1}, {"x": 2}], connection=connection)
+            shop.double.enqueue(x=1, connection=connection)
+            store.db.run("node_waits", id="n", waits=after)
+            connection.commit()
+            listener.execute("NOTIFY ostler_ostler, 'end'")
+            heard = [note.payload for note in listener.notifies(timeout=10, stop_after=1 + rings)]
+            assert heard == [""] * rings + ["end"]
 
 
 def _idle(app: ModuleType) -> bool:

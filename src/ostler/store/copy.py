@@ -80,14 +80,16 @@ class Source(SqliteDatabase):
         return json.dumps([*self._query(_STATE, {})[0]])
 
     def rows(self, table: str, columns: Sequence[str], after: Key | None) -> list[tuple[Any, ...]]:
-        """The next rows in the order of the key: as many as one chunk has."""
+        """The next rows in the order of the key: as many as one chunk has. A NUL in a text becomes U+FFFD, as with every write."""
         key = ", ".join(TABLES[table])
         beyond = f"WHERE ({key}) > ({', '.join('?' * len(after))})" if after else ""
         sql = f"SELECT {', '.join(columns)} FROM {table} {beyond} ORDER BY {key}"  # noqa: S608  names of ours
         found, size = [], 0
         for row in self._connection.execute(sql, after or ()):
-            found.append(tuple(row))
-            size += sum(len(value) for value in found[-1] if isinstance(value, str))
+            values = tuple(row)
+            text = "".join([value for value in values if value.__class__ is str])
+            found.append(values if "\x00" not in text else tuple(_storable(value) for value in values))
+            size += len(text)
             if len(found) == _ROWS or size > _BYTES:
                 break
         return found
@@ -118,7 +120,7 @@ class Target(PostgresDatabase):
                 cursor.copy(f"COPY {self.place.schema}.{table} ({', '.join(columns)}) FROM STDIN") as copy,
             ):
                 for row in rows:
-                    copy.write_row([_storable(value) for value in row])
+                    copy.write_row(row)
         except psycopg.Error as error:
             raise self._as_ours(error) from error
 

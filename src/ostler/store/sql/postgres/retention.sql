@@ -40,9 +40,12 @@ SELECT u.key, CASE WHEN u.until IS NULL THEN coalesce(j.status NOT IN ('queued',
  ORDER BY u.key;
 
 -- name: purge_uniques
-DELETE FROM ostler.uniques WHERE key = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:keys::jsonb) AS v))
-   AND ((until IS NOT NULL AND until <= :now)
-     OR (until IS NULL AND NOT EXISTS (SELECT 1 FROM ostler.jobs WHERE jobs.id = uniques.job AND status IN ('queued', 'processing'))));
+-- A key that somebody's open transaction takes anew is passed over.
+DELETE FROM ostler.uniques WHERE key IN (
+  SELECT u.key FROM ostler.uniques AS u WHERE u.key = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:keys::jsonb) AS v))
+     AND ((u.until IS NOT NULL AND u.until <= :now)
+       OR (u.until IS NULL AND NOT EXISTS (SELECT 1 FROM ostler.jobs WHERE jobs.id = u.job AND status IN ('queued', 'processing'))))
+     FOR UPDATE OF u SKIP LOCKED);
 
 -- name: old_batches
 SELECT id FROM ostler.batches WHERE finished_at < :before AND NOT EXISTS (SELECT 1 FROM ostler.jobs WHERE jobs.batch = batches.id) LIMIT :limit;

@@ -152,7 +152,8 @@ CREATE TABLE ostler.purged (job bigint PRIMARY KEY);
 CREATE TABLE ostler.depths (
   queue  text NOT NULL,
   status text NOT NULL,
-  n      bigint NOT NULL
+  n      bigint NOT NULL,
+  rings  boolean                                           -- true: with the commit, wake nodes that wait for the queue
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0);
 
 -- Differs: `part` keeps nodes that count at the same time out of each other's way. Readers add the parts up.
@@ -349,12 +350,19 @@ BEGIN
       UPDATE ostler.batches SET callback_job = made WHERE id = of_batch;
     END IF;
   END IF;
-  INSERT INTO ostler.depths (queue, status, n)
-  SELECT queue, CASE WHEN later = 1 THEN 'scheduled' ELSE 'queued' END, count(*) FROM ostler.jobs WHERE id = ANY (fresh) GROUP BY 1, 2;
-  PERFORM pg_notify('ostler' || '_' || schema, '') WHERE EXISTS (
-    SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements(new -> 'jobs') AS e ON n.waits::jsonb ? (e ->> 'queue'));
+  INSERT INTO ostler.depths (queue, status, n, rings)
+  SELECT queue, CASE WHEN later = 1 THEN 'scheduled' ELSE 'queued' END, count(*), true FROM ostler.jobs WHERE id = ANY (fresh) GROUP BY 1, 2;
   RETURN jsonb_build_object('ids', to_jsonb(ids), 'batch', of_batch);
 END $$;
+
+-- Only at the commit is it known who waits then.
+CREATE FUNCTION ostler.ring() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+  PERFORM pg_notify('ostler' || '_' || rtrim('ostler.', '.'), '') WHERE EXISTS (SELECT 1 FROM ostler.nodes WHERE waits::jsonb ? NEW.queue);
+  RETURN NULL;
+END $$;
+CREATE CONSTRAINT TRIGGER depths_ring AFTER INSERT ON ostler.depths DEFERRABLE INITIALLY DEFERRED
+  FOR EACH ROW WHEN (NEW.rings) EXECUTE FUNCTION ostler.ring();
 
 -- A waiting step as the fields of a job: a result (JSON text) goes into the parameter that waits for it, a delay begins now.
 CREATE FUNCTION ostler.with_result(step jsonb, now_ms bigint, result text) RETURNS jsonb LANGUAGE sql IMMUTABLE PARALLEL SAFE AS $$
