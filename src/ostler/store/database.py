@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import parse_qsl, urlsplit
 
 from ostler.errors import ConfigError
 
@@ -89,6 +90,17 @@ class Database(Protocol):
 def is_postgres(url: str) -> bool:
     """Whether the URL names a PostgreSQL database."""
     return url.partition("://")[0] in _POSTGRES and "://" in url
+
+
+def shown(url: str) -> str:
+    """The store as it may be shown to anybody: without user, password and options."""
+    if not is_postgres(url):
+        return url or "sqlite"
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    server = parts.netloc.rpartition("@")[2] or given.get("host", "")
+    schema = f"?schema={given['schema']}" if "schema" in given else ""
+    return f"postgresql://{server}{parts.path or '/'}{schema}"
 
 
 def home(url: str, data: Path) -> Path:
