@@ -13,7 +13,7 @@ from ostler import private
 from ostler.config import Settings
 from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy, Unreachable
 from ostler.lifecycle import family
-from ostler.store import Store, home
+from ostler.store import Store, fleet, home
 from ostler.store.database import is_postgres, shown
 from ostler.store.fleet import Fleet
 
@@ -47,10 +47,16 @@ def is_running(settings: Settings, found: Fleet) -> bool:
     return node_url(settings) is not None or (is_postgres(settings.store) and bool(found.living))
 
 
-def require_nodes(settings: Settings, opened: Store, found: Fleet) -> None:
-    """Raises NoNode when nobody would do what is about to be asked through the store."""
-    if not (opened.db.shared and found.living):
+@contextlib.contextmanager
+def nodes_by_store(settings: Settings) -> Iterator[tuple[Store, Fleet]]:
+    """The store, to ask nodes elsewhere through it; raises NoNode when none would do what is asked."""
+    if not is_postgres(settings.store):
         raise no_node(settings)
+    with writable_store(settings) as opened:
+        found = fleet.read(opened)
+        if not found.living:
+            raise no_node(settings)
+        yield opened, found
 
 
 class NoNode(ConfigError):

@@ -56,11 +56,12 @@ def _print_far(
 ) -> None:
     """The log of another node, which is asked over HTTP."""
     secret, place = _secret(known), None
-    _say(f"this is from node {node['label']}" + (", which ran it last" if job is not None else ""))
     while True:
         over = not follow or (job is not None and _has_ended(known, job))
         found = remote.ask(node, secret, "the command line", subject, min(lines, 10_000), place)
         _print(found.lines, raw)
+        if place is None:
+            _say(f"this is from node {node['label']}" + (", which ran it last" if job is not None else ""))
         if found.older and place is None:
             _say(f"these are the last {len(found.lines)} lines")
         if found.lost:

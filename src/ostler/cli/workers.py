@@ -113,9 +113,7 @@ def _ask_node(known: Settings, names: tuple[str, ...], verb: str) -> Iterator[tu
 
 def _ask_store(known: Settings, names: tuple[str, ...], verb: str) -> Iterator[tuple[str, str | None]]:
     """No node runs here: those elsewhere are asked through the store."""
-    with client.writable_store(known) as opened:
-        found = fleet.read(opened)
-        client.require_nodes(known, opened, found)
+    with client.nodes_by_store(known) as (opened, found):
         targets = [worker for name in names for worker in found.several_named(name)]
         wishes = [opened.nodes.wish(worker["node_id"], verb, worker["component"]) for worker in targets]
         for worker, wish in zip(targets, wishes, strict=True):
@@ -166,9 +164,7 @@ def _is_enabled(known: Settings) -> bool:
 
 def _flag_in_store(known: Settings, pools: tuple[str, ...], *, paused: bool) -> None:
     """No node runs here: the flags are in the store, and all nodes read them."""
-    with client.writable_store(known) as opened:
-        found = fleet.read(opened)
-        client.require_nodes(known, opened, found)
+    with client.nodes_by_store(known) as (opened, found):
         if unknown := set(pools) - {worker["pool"] for worker in found.workers}:
             known_pools = ", ".join(sorted({worker["pool"] for worker in found.workers})) or "none"
             raise NotFound(f"there is no pool {min(unknown)!r}; known are: {known_pools}")

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from ostler.errors import ConfigError
 
@@ -98,9 +98,8 @@ def shown(url: str) -> str:
         return url or "sqlite"
     parts = urlsplit(url)
     given = dict(parse_qsl(parts.query))
-    server = parts.netloc.rpartition("@")[2] or given.get("host", "")
-    schema = f"?schema={given['schema']}" if "schema" in given else ""
-    return f"postgresql://{server}{parts.path or '/'}{schema}"
+    kept = urlencode([(name, given[name]) for name in ("host", "port", "schema") if name in given], safe="/")
+    return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path or '/'}{f'?{kept}' if kept else ''}"
 
 
 def home(url: str, data: Path) -> Path:
@@ -122,7 +121,10 @@ def sqlite_path(url: str, data: Path) -> Path:
 
 def exists(url: str, data: Path) -> bool:
     """Whether there is a store already; of a server only connecting tells."""
-    return is_postgres(url) or sqlite_path(url, data).exists()
+    try:
+        return is_postgres(url) or sqlite_path(url, data).exists()
+    except PermissionError:
+        return True  # opening it says what is wrong
 
 
 def connect(url: str, data: Path, **how: Any) -> Database:

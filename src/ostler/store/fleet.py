@@ -76,7 +76,10 @@ class Fleet:
     def several_named(self, name: str) -> list[dict[str, Any]]:
         """`matching` for a verb that takes a pool, too: of a worker's name one worker; raises NotFound or Conflict."""
         found = self.matching(name)
-        return found if found and name.rpartition("/")[2] == found[0]["pool"] else [self.worker(name)]
+        if not found:
+            known = ", ".join(w["name"] for w in self.workers) or "none"
+            raise NotFound(f"there is no worker or pool {name!r}; known are: {known}")
+        return found if name.rpartition("/")[2] == found[0]["pool"] else [self.worker(name)]
 
 
 def read(store: Store) -> Fleet:

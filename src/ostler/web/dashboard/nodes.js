@@ -46,8 +46,8 @@ function row(first) {
   const here = h("span", { class: "muted" }, "this one");
   const name = h("span");
   const id = h("span", { class: "muted cut" });
-  const cell = Object.fromEntries(["url", "workers", "running", "beat", "up", "version"].map((key) => [key, h("td", { class: ["url", "workers"].includes(key) ? null : "spare" })]));
-  const el = h("tr", { id: `node-${first.id}` }, h("th", { scope: "row" }, name, " ", here, id), h("td", {}, status), cell.url, cell.workers, cell.running, cell.beat, cell.up, cell.version);
+  const cell = Object.fromEntries(["url", "workers", "running", "beat", "up", "version"].map((key) => [key, h("td", { class: ["running", "up", "version"].includes(key) ? "spare" : null })]));
+  const el = h("tr", { id: `node-${first.id}` }, h("th", { scope: "row" }, name, " ", here, h("div", {}, id)), h("td", {}, status), cell.url, cell.workers, cell.running, cell.beat, cell.up, cell.version);
   return {
     el,
     update(node) {
