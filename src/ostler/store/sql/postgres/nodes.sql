@@ -105,6 +105,10 @@ DELETE FROM ostler.schedules WHERE name NOT IN (SELECT name FROM ostler.declared
 -- name: running_by_node
 SELECT node, count(*) AS n FROM ostler.jobs WHERE status = 'processing' GROUP BY node;
 
+-- name: orphans
+SELECT j.node, count(*) AS n FROM ostler.jobs j LEFT JOIN ostler.nodes n ON n.id = j.node
+ WHERE j.status = 'processing' AND (n.id IS NULL OR n.status IN ('stopped', 'dead')) GROUP BY j.node;
+
 -- name: last_run
 SELECT data FROM ostler.timeline WHERE job = :job AND name = 'processing' ORDER BY seq DESC LIMIT 1;
 

@@ -104,6 +104,10 @@ DELETE FROM schedules WHERE name NOT IN (SELECT name FROM declared WHERE kind = 
 -- name: running_by_node
 SELECT node, count(*) AS n FROM jobs WHERE status = 'processing' GROUP BY node;
 
+-- name: orphans
+SELECT j.node, count(*) AS n FROM jobs j LEFT JOIN nodes n ON n.id = j.node
+ WHERE j.status = 'processing' AND (n.id IS NULL OR n.status IN ('stopped', 'dead')) GROUP BY j.node;
+
 -- name: last_run
 SELECT data FROM timeline WHERE job = :job AND name = 'processing' ORDER BY seq DESC LIMIT 1;
 
