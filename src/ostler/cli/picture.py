@@ -196,5 +196,6 @@ def _incidents(board: Board, now: int) -> Section:
     for i in sorted(board.incidents.values(), key=lambda i: -i["at"])[:_INCIDENTS]:
         today = time.localtime(i["at"] / 1000)[:3] == time.localtime(now / 1000)[:3]
         when = Text(clock(i["at"]) if today else show.moment(i["at"])[5:], style="dim")
-        rows.append((i["at"], (when, words.incident(i))))
+        node = Text(f"{clean(i['node'])}  " if board.several else "", style="dim")
+        rows.append((i["at"], (when, node + words.incident(i))))
     return Section("last|*incidents", rows, "no incidents")

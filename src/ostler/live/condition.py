@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from ostler.jobs.backpressure import Pressure
 from ostler.lifecycle import ends
@@ -75,14 +76,18 @@ def complaints(fleet: Fleet, own: str | None = None) -> list[str]:
     """What is wrong with other nodes than `own`: those that are silent or died, and workers that are down."""
     found = []
     for node in fleet.nodes:
-        label, ago = node["label"], f"{node['heartbeat_age']:.0f} s"
+        # By the clock, not by an age that would be news every second.
+        label, heard = (
+            node["label"],
+            f"{datetime.fromtimestamp(node['last_heartbeat'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
+        )
         if node["id"] == own or node["alive"] or node["status"] == "stopped":
             continue
         if node["status"] == "dead":
             then = f"start it again, or if it is gone for good: ostler nodes --forget {label}"
-            found.append(f"node {label} is dead: it was last heard {ago} ago, and its jobs are requeued; {then}")
+            found.append(f"node {label} is dead: it was last heard at {heard}, and its jobs are requeued; {then}")
         else:
-            found.append(f"node {label} is silent: it was last heard {ago} ago, and its jobs will be requeued")
+            found.append(f"node {label} is silent: it was last heard at {heard}, and its jobs will be requeued")
     down = [w for w in fleet.workers if w["node_id"] != own and w["status"] in (Status.CRASHED, Status.FAILED)]
     return found + [_words(w["name"], Status(w["status"]), ends.shown(w)["exit_text"]) for w in down]
 

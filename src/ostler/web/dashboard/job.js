@@ -108,7 +108,7 @@ export function page(id) {
         }
         soon();
       }
-      if (changes.has("snapshot")) soon();
+      if (changes.has("snapshot") || changes.has("nodes")) soon();
     },
     tick: () => job && !ENDED.includes(job.status) && line.update(job),
     close() {
@@ -187,7 +187,7 @@ function timeline() {
     attr(track, "viewBox", `0 0 ${width} 32`);
     attr(track, "aria-label", spans.map((one) => `${one.words} ${span((one.to - one.from) / 1000)}`).join(", then "));
     track.replaceChildren(...parts);
-    keyed(list, shown, (e) => e.seq, (e) => ({
+    keyed(list, shown, (e) => `${e.seq} ${several()}`, (e) => ({
       el: h("li", { class: "row" }, h("time", { title: moment(e.at) }, fine(e.at)), h("span", { class: "muted after" }, `+${span((e.at - start) / 1000)}`), h("strong", {}, e.name),
         h("code", { class: e.data?.message ? "grow wraps" : "grow cut" }, said(e))),
     }));
