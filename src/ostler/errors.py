@@ -12,6 +12,7 @@ OstlerError
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
 │   ├── StoreGone        503  the database file was deleted or replaced while it was in use
 │   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+├── Unreachable          502  another node cannot be reached from here
 ├── NodeLost             503  this node was declared dead by another: what it had is dropped
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
 """
@@ -95,6 +96,13 @@ class StoreDoubt(StoreBusy):
     """The connection was lost during a commit: what it had may be stored or not."""
 
     code = "STORE_DOUBT"
+
+
+class Unreachable(OstlerError):
+    """Another node has what was asked for, and cannot be reached from here."""
+
+    code = "NODE_UNREACHABLE"
+    status = 502
 
 
 class NodeLost(OstlerError):

@@ -37,6 +37,7 @@ from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
 from ostler.live import log as node_log
 from ostler.live.broker import Broker
 from ostler.live.incidents import Incidents
+from ostler.live.remote import SECRET
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
@@ -94,7 +95,7 @@ class Node:
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
         self._signals = 0
-        self._origin = ""
+        self._origin = self._secret = ""
         self._force: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
@@ -167,6 +168,7 @@ class Node:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
             store.jobs.recount()
             predecessor.end_leftovers(store, self._member.row)
+            self._secret = store.meta.once(SECRET, secrets.token_hex(32))
             back = predecessor.recover(store, self._member.row)
             store.nodes.register(self._member.row)
             self._declare(store)
@@ -224,7 +226,8 @@ class Node:
             requeued=dispatcher.ring,
         )
         dispatcher.lost = supervisor.lost = neighbours.lose
-        poll = Poll(settings, lanes.glance, supervisor, dispatcher)
+        control = Control(supervisor)
+        poll = Poll(settings, lanes.glance, lanes.records, supervisor, dispatcher, control)
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
         upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
@@ -235,7 +238,7 @@ class Node:
         context = Context(
             settings=settings,
             supervisor=supervisor,
-            control=Control(supervisor),
+            control=control,
             dispatcher=dispatcher,
             poll=poll,
             intake=intake,
@@ -249,9 +252,15 @@ class Node:
             broker=broker,
             watch=watch,
             tails=tails,
+            secret=self._secret,
         )
         web = Server(build(context, self.app.routes), web_socket)
-        bell = listener(settings.store, folder, dispatcher.ring)
+
+        def rung() -> None:
+            dispatcher.ring()
+            poll.ring()
+
+        bell = listener(settings.store, folder, rung)
         order: list[Part]
         leave = Leave(member, lanes.records)  # after the dispatcher's last turn: who has stopped writes nothing
         order = [lanes, incidents, leave, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]

@@ -20,7 +20,7 @@ def ostler(*args: str, cwd: Path | None = None, **env: str) -> subprocess.Comple
         [sys.executable, "-m", "ostler", *args],
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=240,  # the demo on a busy machine
         cwd=cwd,
         env={**clean, **FAST, **env},
     )
@@ -139,6 +139,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
         ((), {"OSTLER_STOP_GRACE": "-1"}, "", ["stop_grace must not be negative"]),
         (("--pool", "work"), {}, "", ["--pool", "name=number"]),
         (("--host", "0.0.0.0"), {}, "", ["OSTLER_TOKEN"]),
+        ((), {"OSTLER_ADVERTISE": "10.0.0.7:8356"}, "", ["advertise must be a URL", "'10.0.0.7:8356'"]),
         (("--data", "/proc/nope"), {}, "", ["/proc/nope", "--data"]),
         (("--store", "mysql://x"), {}, "", ["mysql", "not supported"]),
         (("--config", "missing.toml"), {}, "", ["missing.toml", "does not exist"]),

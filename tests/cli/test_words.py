@@ -18,14 +18,14 @@ NOW = 1_700_000_000_000
 
 
 def worker(number: int = 0, **more):
-    return {"component": f"worker:tag:{number}", "node": "n", "pool": "tag", "id": number, "status": "healthy", "pid": 100 + number,
+    return {"name": f"worker:tag:{number}", "component": f"worker:tag:{number}", "node": "n", "node_id": "n@1", "pool": "tag", "id": number, "status": "healthy", "pid": 100 + number,
             "generation": 1, "current_job": None, "task": None, "paused": False, "rss_mb": 40.0, "started_at": NOW - 60_000,
             "restart_count": 0, "restart_at": None, "last_exit": None, **more}  # fmt: skip
 
 
 def job(number: int, status: str = "processing", **more):
     return {"id": number, "task": "tag", "queue": "tag", "status": status, "progress": None, "stage": None, "worker": "worker:tag:0",
-            "started_at": NOW - 2000, "finished_at": None, "error": None, **more}  # fmt: skip
+            "node_id": "n@1", "started_at": NOW - 2000, "finished_at": None, "error": None, **more}  # fmt: skip
 
 
 def queue(name: str | None, **more):
@@ -141,7 +141,7 @@ def test_a_resync_of_the_stream_forgets_everything_but_the_counters() -> None:
     assert (board.is_live, list(board.jobs), list(board.workers), board.counters_due) == (
         True,
         [1],
-        ["worker:tag:0"],
+        ["n@1/worker:tag:0"],
         False,
     )
     board.apply(event("stream", "stream", {"reason": "anew"}, "resync"))

@@ -266,7 +266,7 @@ def test_metrics_are_there_under_the_promised_names(node: Node) -> None:
     }  # fmt: skip
     assert re.search(r'^ostler_runs_total\{event="done",queue="work",task="double"\} [1-9]', text, re.MULTILINE)
     assert re.search(r"^worker_heartbeats_total [1-9]", text, re.MULTILINE)
-    assert re.search(r'^ostler_workers\{pool="work",status="healthy"\} 2', text, re.MULTILINE)
+    assert re.search(r'^ostler_workers\{node="[^"]+",pool="work",status="healthy"\} 2', text, re.MULTILINE)
 
 
 def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> None:

@@ -22,7 +22,7 @@ QUEUE = {
     "recent",
 }  # fmt: skip
 WORKER = {
-    "component", "node", "pool", "queue_type", "id", "status", "pid", "generation", "item", "current_job", "task", "paused", "rss_mb",
+    "name", "component", "node", "node_id", "pool", "queue_type", "id", "status", "pid", "generation", "item", "current_job", "task", "paused", "rss_mb",
     "started_at", "restart_count", "restart_at", "last_exit",
 }  # fmt: skip
 JOB = {*views.JOB}

@@ -32,11 +32,12 @@ class Scene:
             pauses=SimpleNamespace(enabled=True, holds=lambda _: False),
             stopping=False,
             node="n1",
+            member=SimpleNamespace(id="n1@1"),
             records=SimpleNamespace(degraded=False),
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
-        poll = SimpleNamespace(stranded=[])
+        poll = SimpleNamespace(stranded=[], nodes=1)
         self.watch = Watch(Settings(), self.broker, self.bus, supervisor, dispatcher, poll, self, [], incidents, ["q"])
 
     async def call(self, work, *, patience=None):

@@ -89,7 +89,7 @@ def test_a_plain_job_stores_no_events_and_its_row_tells_all_of_them(store: Store
     (job,) = put(store)
     (c,) = claim(store)
     assert store.jobs.events(job)[1:] == [
-        {"seq": 2, "at": 2000, "name": "processing", "data": {"attempt": 1, "worker": "worker:q:0"}}
+        {"seq": 2, "at": 2000, "name": "processing", "data": {"attempt": 1, "worker": "worker:q:0", "node": "n"}}
     ]
     store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
     assert [(e["seq"], e["at"], e["name"]) for e in store.jobs.events(job)] == [

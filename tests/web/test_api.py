@@ -108,7 +108,8 @@ def test_a_job_has_the_promised_fields(node: Node) -> None:
 
 def test_a_worker_has_the_promised_fields(node: Node) -> None:
     promised = {
-        "component", "node", "pool", "status", "pid", "generation", "current_job", "last_heartbeat", "restart_count",
+        "name", "component", "node", "node_id", "pool", "status", "pid", "generation", "current_job", "last_heartbeat", "heartbeat_age",
+        "restart_count",
         "exit_code", "exit_reason", "rss_mb", "started_at", "metadata",
     }  # fmt: skip
     assert all(promised <= w.keys() for w in node.workers())

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ostler.cli.words import State
+from ostler.store.identity import name_of
 
 SPANS = {"10m": 600, "1h": 3600, "24h": 86_400, "7d": 604_800}  # seconds
 _KEPT = 100  # incidents; the stream does not tell which ones are over
@@ -29,6 +30,7 @@ class Board:
         self.total: State | None = None
         self.queues: dict[str, State] = {}
         self.workers: dict[str, State] = {}
+        self.nodes: dict[str, State] = {}  # none while there is only the one
         self.jobs: dict[int, State] = {}  # the running ones
         self.incidents: dict[tuple[str, int], State] = {}
         self._heard: list[State] | None = None  # jobs that were told while they are listed anew
@@ -44,7 +46,9 @@ class Board:
             case {"health": state}:
                 self.health = state
             case {"worker": state}:
-                self.workers[state["component"]] = state
+                _put(self.workers, f"{state['node_id']}/{state['component']}", state)
+            case {"topic": "system:nodes", "node": state}:
+                _put(self.nodes, state["id"], state)
             case {"job": state}:
                 self._job(state)
                 if self._heard is not None:
@@ -59,6 +63,15 @@ class Board:
                     self.points[recent["at"]] = recent
             case {"queue": state, "timestamp": at}:
                 self.queues[state["queue"]] = {**state, "told_at": at}
+
+    @property
+    def several(self) -> bool:
+        """Whether it must be said which node a worker or job is of."""
+        return len(self.nodes) > 1
+
+    def label(self, node: str | None) -> str:
+        """What a node is called."""
+        return str(self.nodes.get(node or "", {}).get("label") or name_of(node) or "")
 
     def _job(self, state: State) -> None:
         if state["status"] == "processing":
@@ -100,3 +113,11 @@ class Board:
             if -len(found) <= place < 0 and (value := point[name]):
                 found[place] = found[place] + value if name == "done" else max(found[place], value)
         return found
+
+
+def _put(known: dict[str, State], key: str, state: State) -> None:
+    """What has left for good says so in its last state."""
+    if state.get("gone"):
+        known.pop(key, None)
+    else:
+        known[key] = state

@@ -11,9 +11,11 @@ from urllib.parse import urlsplit
 
 from ostler import private
 from ostler.config import Settings
-from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy
+from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy, Unreachable
 from ostler.lifecycle import family
-from ostler.store import Store, home
+from ostler.store import Store, fleet, home
+from ostler.store.database import is_postgres, shown
+from ostler.store.fleet import Fleet
 
 
 def has_own_token(settings: Settings) -> bool:
@@ -40,8 +42,33 @@ def node_url(settings: Settings) -> str | None:
     return str(found["url"]) if family.is_alive(found.get("pid"), found.get("started")) else None
 
 
+def is_running(settings: Settings, found: Fleet) -> bool:
+    """Whether any node of the store runs. A store in a file has the node of its data directory alone."""
+    return node_url(settings) is not None or (is_postgres(settings.store) and bool(found.living))
+
+
+@contextlib.contextmanager
+def nodes_by_store(settings: Settings) -> Iterator[tuple[Store, Fleet]]:
+    """The store, to ask nodes elsewhere through it; raises NoNode when none would do what is asked."""
+    if not is_postgres(settings.store):
+        raise no_node(settings)
+    with writable_store(settings) as opened:
+        found = fleet.read(opened)
+        if not found.living:
+            raise no_node(settings)
+        yield opened, found
+
+
 class NoNode(ConfigError):
     """No node runs on the data directory."""
+
+
+def no_node(settings: Settings) -> NoNode:
+    if is_postgres(settings.store):
+        return NoNode(
+            f"no node runs on {settings.data_dir} or elsewhere on {shown(settings.store)}; start one with 'ostler up'"
+        )
+    return NoNode(f"no node runs on {settings.data_dir}; start one with 'ostler up', or name its directory with --data")
 
 
 @contextlib.contextmanager
@@ -51,9 +78,7 @@ def reply(
     """The running node's reply, still to be read; its errors, and those of reading it, come back as ours."""
     url = node_url(settings)
     if url is None:
-        raise NoNode(
-            f"no node runs on {settings.data_dir}; start one with 'ostler up', or name its directory with --data"
-        )
+        raise no_node(settings)
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "127.0.0.1", parts.port, timeout=patience)
     token = settings.token or private.read_token(settings.data_dir)
@@ -75,8 +100,13 @@ def _refusal(url: str, status: int, answer: Any) -> OstlerError:
         return ConfigError(
             f"the node at {url} asks for a token: set OSTLER_TOKEN (`ostler token`, run as the node's user, prints it)"
         )
-    kind = {404: NotFound, 409: Conflict, 503: StoreBusy}.get(status, InputError)
-    return kind(answer["error"]["message"])
+    return refusal(status, answer["error"]["message"])
+
+
+def refusal(status: int, message: str) -> OstlerError:
+    """The error that an answer of this status stands for."""
+    kind = {404: NotFound, 409: Conflict, 502: Unreachable, 503: StoreBusy}.get(status, InputError)
+    return kind(message)
 
 
 def request(settings: Settings, method: str, path: str, body: Any = None) -> Any:

@@ -1,4 +1,4 @@
-"""`ostler doctor`: is this machine, this Python and this data directory fit for a node? Looks, changes nothing."""
+"""`ostler doctor`: are this machine, this Python, this data directory and the store fit for a node? Looks, changes nothing."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ import resource
 import shutil
 import sqlite3
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import click
 
@@ -21,9 +20,9 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import OstlerError
-from ostler.store import Store, queries
-from ostler.store.database import sqlite_path
-from ostler.store.sqlite import SqliteDatabase
+from ostler.store import Store
+from ostler.store.database import is_postgres, sqlite_path
+from ostler.store.doctor import Finding, examine
 
 _NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "ceph", "glusterfs", "lustre", "afs", "drvfs", "fuse.sshfs")
 _LITTLE = 500_000_000  # bytes of free space
@@ -33,14 +32,6 @@ _WAL_RESET = (3, 7, 0), (3, 51, 3)
 _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 
-class Finding(NamedTuple):
-    """One look. A warning is worth reading; an error keeps a node from working."""
-
-    level: str
-    what: str
-    text: str
-
-
 @click.command()
 @click.option(
     "--deep", is_flag=True, help="Also check the integrity of the database (PRAGMA quick_check): reads all of it."
@@ -48,7 +39,7 @@ class Finding(NamedTuple):
 @where
 @as_json
 def doctor(known: Settings, deep: bool, json_: bool) -> None:
-    """Look at Python, SQLite, the data directory, limits and the node. Exit code 1 when something is an error."""
+    """Look at Python, the data directory, limits, the node and the store. Exit code 1 when something is an error."""
     found = [finding for look in (_program, _sqlite, _directory, _limits, _variables, _node) for finding in look(known)]
     found += _database(known, deep)
     if json_:
@@ -63,8 +54,9 @@ def _program(_: Settings) -> Iterator[Finding]:
     yield Finding("ok", "ostler", f"{ostler.__version__} on Python {platform.python_version()}, {platform.platform()}")
 
 
-def _sqlite(_: Settings) -> Iterator[Finding]:
-    yield sqlite_version(sqlite3.sqlite_version_info)
+def _sqlite(known: Settings) -> Iterator[Finding]:
+    if not is_postgres(known.store):
+        yield sqlite_version(sqlite3.sqlite_version_info)
 
 
 def sqlite_version(version: tuple[int, int, int]) -> Finding:
@@ -91,7 +83,7 @@ def _directory(known: Settings) -> Iterator[Finding]:
     else:
         yield _access(path)
     kind = filesystem(path, _mounts())
-    if kind in _NETWORK:
+    if kind in _NETWORK and not is_postgres(known.store):
         yield Finding(
             "warning",
             "filesystem",
@@ -168,33 +160,14 @@ def _node(known: Settings) -> Iterator[Finding]:
 
 
 def _database(known: Settings, deep: bool) -> Iterator[Finding]:
-    path = sqlite_path(known.store, known.data_dir)
     try:
-        private.check(path, write=False)
-        if not path.exists():
-            yield Finding("ok", "database", f"there is none at {path} yet")
-            return
+        if not is_postgres(known.store):
+            path = sqlite_path(known.store, known.data_dir)
+            private.check(path, write=False)
+            if not path.exists():
+                yield Finding("ok", "database", f"there is none at {path} yet")
+                return
         with Store.open(known.store, known.data_dir, read_only=True) as opened:
-            yield from _schema(opened, path)
-            if deep and isinstance(opened.db, SqliteDatabase):
-                yield _integrity(opened.db.integrity)
+            yield from examine(opened, deep=deep)
     except OstlerError as error:
         yield Finding("error", "database", str(error))
-
-
-def _schema(opened: Store, path: Path) -> Iterator[Finding]:
-    found, newest = opened.db.schema(), queries.newest(opened.db.dialect)
-    text = f"{path}, {path.stat().st_size / 1e6:.1f} MB, schema {found}"
-    if found > newest:
-        yield Finding("warning", "database", f"{text}: written by a newer ostler (this one knows {newest})")
-    elif found < newest:
-        yield Finding("ok", "database", f"{text}; the next start upgrades it to {newest}")
-    else:
-        yield Finding("ok", "database", text)
-
-
-def _integrity(check: Callable[[], list[str]]) -> Finding:
-    said = check()
-    if said == ["ok"]:
-        return Finding("ok", "integrity", "quick_check found nothing wrong")
-    return Finding("error", "integrity", f"{'; '.join(said[:5])}: stop the node and restore a backup")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -14,8 +16,10 @@ from ostler.cli import client, show
 from ostler.cli.options import where
 from ostler.config import Settings
 from ostler.errors import BadArguments, NotFound
-from ostler.jobs.logs import JobLogs
 from ostler.lifecycle.logs import Reader, worker_log
+from ostler.live import remote
+from ostler.store import fleet, home
+from ostler.store.database import is_postgres
 
 _ENDED = ("done", "failed", "cancelled")
 
@@ -28,21 +32,53 @@ _ENDED = ("done", "failed", "cancelled")
 @click.option("--raw", is_flag=True, help="Print control characters as they are; they can do things to your terminal.")
 @where
 def logs(known: Settings, worker: str | None, job: int | None, follow: bool, lines: int, raw: bool) -> None:
-    """The last output of WORKER, such as worker:tag:0, or of a job."""
+    """The last output of WORKER, such as worker:tag:0 or n2/worker:tag:0, or of a job. Of another node it is asked over HTTP."""
     if (worker is None) == (job is None):
         raise BadArguments("name a worker, such as worker:tag:0, or a job with --job ID")
-    if job is not None:
-        with client.open_store(known) as opened:
-            opened.jobs.find(job)
-        path = JobLogs(known.data_dir).path(job)
+    node, subject = _place(known, str(worker)) if job is None else _place_of_job(known, job)
+    if node is None:
+        _print_file(known, subject, lines, raw, follow=follow, job=job)
     else:
-        path = _worker_log(known, str(worker))
-    reader = Reader(path)
+        _print_far(known, node, subject, lines, raw, follow=follow, job=job)
+
+
+def _print_file(known: Settings, subject: str, lines: int, raw: bool, *, follow: bool, job: int | None) -> None:
+    reader = Reader(remote.path_of(known.data_dir, subject))
     _print(reader.start(lines), raw)
     if reader.older:
-        print(f"ostler: these are the last {lines} lines; -n NUMBER shows more", file=sys.stderr)
+        _say(f"these are the last {lines} lines; -n NUMBER shows more")
     if follow:
         _follow(reader, raw, lambda: job is not None and _has_ended(known, job))
+
+
+def _print_far(
+    known: Settings, node: dict[str, Any], subject: str, lines: int, raw: bool, *, follow: bool, job: int | None
+) -> None:
+    """The log of another node, which is asked over HTTP."""
+    secret, place = _secret(known), None
+    while True:
+        over = not follow or (job is not None and _has_ended(known, job))
+        found = remote.ask(node, secret, "the command line", subject, min(lines, 10_000), place)
+        _print(found.lines, raw)
+        if place is None:
+            _say(f"this is from node {node['label']}" + (", which ran it last" if job is not None else ""))
+        if found.older and place is None:
+            _say(f"these are the last {len(found.lines)} lines")
+        if found.lost:
+            _say("some lines came faster than they could be read, and are lost")
+        place = found.place or place
+        if over:
+            return
+        time.sleep(0.5)
+
+
+def _secret(known: Settings) -> str:
+    with client.open_store(known) as opened:
+        return opened.meta.get(remote.SECRET) or ""
+
+
+def _say(words: str) -> None:
+    print(f"ostler: {words}", file=sys.stderr)
 
 
 def _print(lines: list[str], raw: bool) -> None:
@@ -51,15 +87,39 @@ def _print(lines: list[str], raw: bool) -> None:
     sys.stdout.flush()
 
 
-def _worker_log(known: Settings, worker: str) -> Path:
+def _place(known: Settings, worker: str) -> tuple[dict[str, Any] | None, str]:
+    """The node that has the log of a worker (None: it is here), and the worker."""
     pool, _, number = worker.removeprefix("worker:").rpartition(":")
-    path = worker_log(known.data_dir, pool, number)
+    if not is_postgres(known.store) and "/" not in worker:
+        _require(worker_log(known.data_dir, pool, number), worker, pool)
+        return None, f"worker:{pool}:{number}"
+    with client.open_store(known) as opened:
+        found = fleet.read(opened)
+    row = found.worker(worker)
+    node = found.node(row["node_id"])
+    return (None if _is_here(known, node) else node), row["component"]
+
+
+def _place_of_job(known: Settings, job: int) -> tuple[dict[str, Any] | None, str]:
+    with client.open_store(known) as opened:
+        opened.jobs.find(job)
+        node = remote.holder(opened, fleet.read(opened), job) if opened.db.shared else None
+    return (None if node is None or _is_here(known, node) else node), f"job:{job}"
+
+
+def _is_here(known: Settings, node: dict[str, Any]) -> bool:
+    """Whether the node uses, or used, the data directory that we are asked about."""
+    with contextlib.suppress(OSError):
+        return bool((home(known.store, known.data_dir) / "home").read_text(encoding="ascii").strip() == node["home"])
+    return False
+
+
+def _require(path: Path, worker: str, pool: str) -> None:
     private.check(path, write=False)
     if not pool or not path.exists():
         found = [p.stem.rpartition("-") for p in sorted(path.parent.glob("*.log"))]
         names = ", ".join(f"worker:{pool}:{number}" for pool, _, number in found)
         raise NotFound(f"there is no log of {worker!r}; there are: {names or 'none'}")
-    return path
 
 
 def _has_ended(known: Settings, job: int) -> bool:
@@ -74,7 +134,7 @@ def _follow(reader: Reader, raw: bool, ended: Callable[[], bool]) -> None:
         _print(reader.read(), raw)
         if reader.lost:
             reader.lost = False
-            print("ostler: some lines came faster than they could be read, and are lost", file=sys.stderr)
+            _say("some lines came faster than they could be read, and are lost")
         if over:
             return
         time.sleep(0.2)

@@ -100,6 +100,9 @@ def _title(board: Board, now: int, *, fill: bool) -> RenderableType:
     if board.lost:
         status = Text("connection lost, trying again", style="bold red")
     up = f", up {_since(board.node['started_at'], now)}" if board.node and not board.lost else ""
+    if board.several:
+        alive = sum(bool(n["alive"]) for n in board.nodes.values())
+        up += f", {alive} of {len(board.nodes)} nodes live"
     left = _line(("● ", str(status.style)), status, (f"  {clean(board.node.get('node', ''))}{up}", "dim"))
     title = Table.grid(expand=fill, padding=(0, 2))
     title.add_column(ratio=1 if fill else None)
@@ -159,11 +162,11 @@ def _queues(board: Board, now: int) -> Section:
 
 def _workers(board: Board, now: int) -> Section:
     rows: list[Row] = []
-    for w in sorted(board.workers.values(), key=lambda w: (w["pool"], w["id"])):
+    for w in sorted(board.workers.values(), key=lambda w: (w["node"], w["pool"], w["id"])):
         memory = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f} MB"
         figures = (w["pid"], _since(w["started_at"], now), memory, w["restart_count"])
         wanted = 2 * (w["status"] != "healthy") + bool(w["current_job"])
-        rows.append((wanted, (w["component"], show.state(w["status"]), *figures, _doing(w, now))))
+        rows.append((wanted, (w["name"], show.state(w["status"]), *figures, _doing(w, now))))
     return Section("worker|state|>pid|>age|>memory|>crashes|*doing", rows, "no workers")
 
 
@@ -181,7 +184,8 @@ def _jobs(board: Board, now: int, width: int) -> Section:
     breadth = max(8, min(40, width - 70))
     for j in sorted(board.jobs.values(), key=lambda j: (j["started_at"] or now, j["id"])):
         done = ("", "") if j["progress"] is None else (bar(j["progress"], breadth), f"{j['progress']:.0f} %")
-        on = (str(j["worker"] or "").removeprefix("worker:"),) if width >= 100 else ()
+        node = f"{board.label(j['node_id'])}/" if board.several else ""
+        on = (f"{node}{str(j['worker'] or '').removeprefix('worker:')}",) if width >= 100 else ()
         rows.append((0, (j["id"], j["task"], *on, _since(j["started_at"], now), *done, j["stage"])))
     columns = f">job|task|{'worker|' if width >= 100 else ''}>for|progress|>|*stage"
     return Section(columns, rows, "no job runs", board.total["running"] if board.total and rows else 0)
@@ -192,5 +196,6 @@ def _incidents(board: Board, now: int) -> Section:
     for i in sorted(board.incidents.values(), key=lambda i: -i["at"])[:_INCIDENTS]:
         today = time.localtime(i["at"] / 1000)[:3] == time.localtime(now / 1000)[:3]
         when = Text(clock(i["at"]) if today else show.moment(i["at"])[5:], style="dim")
-        rows.append((i["at"], (when, words.incident(i))))
+        node = Text(f"{clean(i['node'])}  " if board.several else "", style="dim")
+        rows.append((i["at"], (when, node + words.incident(i))))
     return Section("last|*incidents", rows, "no incidents")

@@ -26,6 +26,8 @@ _COLOURS = {
     "stopped": "bright_black",
     "cancelled": "bright_black",
     "crashed": "red",
+    "dead": "bold red",
+    "silent": "red",
     "failed": "bold red",
     "error": "bold red",
 }

@@ -27,10 +27,14 @@ def clock(at: int) -> str:
 
 def key(body: State) -> str:
     """Which object an event is about."""
-    one = body.get("job") or body.get("incident") or {}
-    return (
-        f"{body['topic']}#{one.get('node')}#{one['id']}" if "incident" in body else f"{body['topic']}#{one.get('id')}"
-    )
+    match body:
+        case {"incident": one}:
+            return f"{body['topic']}#{one['node']}#{one['id']}"
+        case {"worker": one}:
+            return f"{body['topic']}#{one['node_id']}"
+        case {"node": one} | {"job": one}:
+            return f"{body['topic']}#{one['id']}"
+    return f"{body['topic']}#"
 
 
 def line(body: State, before: State | None) -> Text:
@@ -49,7 +53,9 @@ def _said(body: State, before: State | None) -> tuple[str, Text]:
         case {"type": "live", "stream": {"node": node}}:
             return "stream", Text(f"this is the state of {clean(node)}; changes follow")
         case {"worker": state}:
-            return state["component"], worker(state, before and before["worker"])
+            return state["name"], worker(state, before and before["worker"])
+        case {"node": state}:
+            return f"node {state['label']}", of_node(state, before and before["node"])
         case {"job": state}:
             return f"job {state['id']} {state['task']}", job(state, before and before["job"])
         case {"queue": state}:
@@ -73,8 +79,8 @@ def _move(status: str, before: State | None) -> Text:
 def worker(now: State, before: State | None) -> Text:
     was: State = before or {"paused": False, "current_job": None, "last_exit": None}
     changed = {name for name in now if was.get(name) != now[name]}
-    parts: list[Text] = []
-    if "status" in changed:
+    parts = [Text("has left with its node")] if now.get("gone") else []
+    if "status" in changed and not parts:
         why = now["last_exit"] if "last_exit" in changed and (before or now["status"] != "healthy") else None
         parts.append(Text.assemble(_move(now["status"], before), f" ({why['text']})" if why else ""))
     if "pid" in changed and now["pid"]:
@@ -86,6 +92,15 @@ def worker(now: State, before: State | None) -> Text:
     if "rss_mb" in changed and now["rss_mb"]:
         parts.append(Text(f"{now['rss_mb']:.0f} MB"))
     return Text(", ").join(parts or [show.state(now["status"])])
+
+
+def of_node(now: State, before: State | None) -> Text:
+    if now.get("gone"):
+        return Text("has left")
+    lives = now["alive"] or now["status"] in ("stopped", "dead")
+    said = _move(now["status"] if lives else "silent", before)
+    workers = ", ".join(f"{n} {status}" for status, n in sorted(now["workers"].items()))
+    return said.append(f", workers: {workers or 'none'}")
 
 
 def job(now: State, before: State | None) -> Text:

@@ -1,8 +1,11 @@
-"""Workers from the terminal: look at them, and tell them what to do."""
+"""Workers of all nodes from the terminal: look at them, and tell them what to do."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import click
 
@@ -11,6 +14,10 @@ from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import NotFound
 from ostler.lifecycle import ends
+from ostler.lifecycle.control import ALL
+from ostler.store import Store, fleet
+
+_ANSWER = 5.0  # seconds for which a node elsewhere is waited for
 
 
 @click.command()
@@ -18,21 +25,22 @@ from ostler.lifecycle import ends
 @where
 @as_json
 def workers(known: Settings, worker: str | None, json_: bool) -> None:
-    """All workers: state, process, memory, current job, crashes; or WORKER with its history of exits."""
+    """All workers of all nodes: state, process, memory, current job, crashes; or WORKER with its history of exits."""
     with client.open_store(known) as opened:
-        rows = [ends.shown(row) for row in opened.health.get_all_workers()]
-        enabled, paused = opened.meta.pauses()
+        found = fleet.read(opened)
         if worker is not None:
-            _one(opened, rows, worker, json_)
+            row = found.worker(worker)
+            _one(opened, ends.shown(row), json_)
             return
-    for row in rows:
-        row["paused"] = not enabled or row["pool"] in paused
+        enabled, paused = opened.meta.pauses()
+    rows = [{**ends.shown(row), "paused": not enabled or row["pool"] in paused} for row in found.workers]
+    running = client.is_running(known, found)
     if json_:
-        show.as_json({"workers": rows, "node_running": client.node_url(known) is not None})
+        show.as_json({"workers": rows, "node_running": running})
         return
     columns = ("worker", "status", ">pid", ">gen", ">job", ">MB", ">crashes", "last beat", "what")
     show.table(columns, map(_row, rows), "no workers are known; start a node with 'ostler up'")
-    if client.node_url(known) is None:
+    if not running:
         print("no node is running: this is what was last known")
 
 
@@ -42,28 +50,25 @@ def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
         what = w["exit_text"]
     return (
-        w["component"],
+        w["name"],
         show.state(w["status"]),
         w["pid"],
         w["generation"],
         w["current_job"],
         rss,
         w["restart_count"],
-        show.ago(w["last_heartbeat"]),
+        f"{show.span(w['heartbeat_age'])} ago",
         what,
     )
 
 
-def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> None:
-    row = next((r for r in rows if worker in (r["component"], r["component"].removeprefix("worker:"))), None)
-    if row is None:
-        raise NotFound(f"there is no worker {worker!r}; known are: {', '.join(r['component'] for r in rows) or 'none'}")
-    exits = ends.exits(opened.health.exits(row["node"], row["component"]))
+def _one(opened: Any, row: dict[str, Any], json_: bool) -> None:
+    exits = ends.exits(opened.health.exits(row["node_id"], row["component"]))
     if json_:
         show.as_json({**row, "exits": exits})
         return
     show.console().print(
-        f"{row['component']}  ",
+        f"{row['name']}  ",
         show.state(row["status"]),
         f"  generation {row['generation']}, crashes {row['restart_count']}",
         sep="",
@@ -84,59 +89,47 @@ def _one(opened: Any, rows: list[dict[str, Any]], worker: str, json_: bool) -> N
         show.console().print(f"  | {line}")
 
 
-@click.command()
-@where
-@as_json
-def health(known: Settings, json_: bool) -> None:
-    """Is everything well? Exit code 0 when healthy, 1 when degraded, error or down."""
-    if client.node_url(known) is None:
-        with client.open_store(known) as opened:
-            nodes = opened.nodes.all()
-        last = show.ago(max(n["beat_at"] for n in nodes)) if nodes else "never"
-        if json_:
-            show.as_json({"status": "down", "errors": ["no node is running"], "nodes": [], "workers": {}})
-        else:
-            print(f"down: no node is running on {known.data_dir} (last heard: {last}); start one with 'ostler up'")
-        raise SystemExit(1)
-    found = client.request(known, "GET", "/api/v1/health")
-    if json_:
-        show.as_json(found)
-    else:
-        counts = ", ".join(f"{n} {status}" for status, n in sorted(found["workers"].items())) or "no workers"
-        show.console().print(show.state(found["status"]), f": {counts}", sep="")
-        for error in found["errors"]:
-            print(f"  {error}")
-        if found["paused"]:
-            print(f"  paused: {', '.join(found['paused'])}")
-    raise SystemExit(0 if found["status"] == "healthy" else 1)
-
-
-def _targets(known: Settings, names: tuple[str, ...]) -> list[str]:
-    """Worker names; a pool's name stands for all of its workers, `tag:0` for `worker:tag:0`."""
-    rows = client.request(known, "GET", "/api/v1/workers")["workers"]
-    found: list[str] = []
-    for name in names:
-        matches = [
-            w["component"] for w in rows if name in (w["component"], w["component"].removeprefix("worker:"), w["pool"])
-        ]
-        if not matches:
-            raise NotFound(
-                f"there is no worker or pool {name!r}; known are: {', '.join(w['component'] for w in rows) or 'none'}"
-            )
-        found += matches
-    return found
-
-
 def _verb(name: str, help_: str, done: str) -> click.Command:
-    @click.command(name, help=help_)
+    @click.command(name, help=f"{help_} Named as `ostler workers` shows it; of any node.")
     @click.argument("worker", nargs=-1, required=True)
     @where
     def command(known: Settings, worker: tuple[str, ...]) -> None:
-        for component in _targets(known, worker):
-            client.request(known, "POST", f"/api/v1/workers/{component}/{name}")
-            print(f"{component} {done}")
+        ask = _ask_node if client.node_url(known) else _ask_store
+        for full, answer in ask(known, worker, name):
+            print(f"{full}: {answer}" if answer else f"{full} {done}")
 
     return command
+
+
+def _ask_node(known: Settings, names: tuple[str, ...], verb: str) -> Iterator[tuple[str, str | None]]:
+    """The node that runs here does it, or asks the one that has the worker."""
+    with client.open_store(known) as opened:
+        found = fleet.read(opened)
+    targets = [worker["name"] for name in names for worker in found.several_named(name)]
+    for target in targets:
+        answer = client.request(known, "POST", f"/api/v1/workers/{quote(target)}/{verb}")
+        yield answer["component"], answer.get("message")
+
+
+def _ask_store(known: Settings, names: tuple[str, ...], verb: str) -> Iterator[tuple[str, str | None]]:
+    """No node runs here: those elsewhere are asked through the store."""
+    with client.nodes_by_store(known) as (opened, found):
+        targets = [worker for name in names for worker in found.several_named(name)]
+        wishes = [opened.nodes.wish(worker["node_id"], verb, worker["component"]) for worker in targets]
+        for worker, wish in zip(targets, wishes, strict=True):
+            yield worker["name"], _answered(opened, worker["node"], wish)
+
+
+def _answered(opened: Store, node: str, wish: int) -> str | None:
+    """What a node says of a wish; None: it is done. Raises what it raises."""
+    until = time.monotonic() + _ANSWER
+    while (answer := opened.nodes.answer(wish)) is None:
+        if time.monotonic() > until:
+            return f"asked; node {node} has not answered yet"
+        time.sleep(0.05)
+    if error := answer.get("error"):
+        raise client.refusal(error["status"], error["message"])
+    return None
 
 
 drain = _verb("drain", "WORKER (or a pool) finishes what it has, exits and stays stopped.", "drains")
@@ -152,13 +145,36 @@ def _flag(name: str, help_: str) -> click.Command:
     @click.argument("pool", nargs=-1)
     @where
     def command(known: Settings, pool: tuple[str, ...]) -> None:
-        for path in [f"/api/v1/pools/{p}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
-            client.request(known, "POST", path)
+        if client.node_url(known):
+            for path in [f"/api/v1/pools/{quote(p)}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
+                client.request(known, "POST", path)
+        else:
+            _flag_in_store(known, pool, paused=name == "pause")
         print(f"{', '.join(pool) or 'all pools'} {name}d")
-        if pool and name == "resume" and not client.request(known, "GET", "/api/v1/info")["worker_enabled"]:
+        if pool and name == "resume" and not _is_enabled(known):
             print("all pools are still paused; to go on: ostler resume")
 
     return command
+
+
+def _is_enabled(known: Settings) -> bool:
+    with client.open_store(known) as opened:
+        return opened.meta.pauses()[0]
+
+
+def _flag_in_store(known: Settings, pools: tuple[str, ...], *, paused: bool) -> None:
+    """No node runs here: the flags are in the store, and all nodes read them."""
+    with client.nodes_by_store(known) as (opened, found):
+        if unknown := set(pools) - {worker["pool"] for worker in found.workers}:
+            known_pools = ", ".join(sorted({worker["pool"] for worker in found.workers})) or "none"
+            raise NotFound(f"there is no pool {min(unknown)!r}; known are: {known_pools}")
+        flags = {f"pool_paused:{pool}": str(paused).lower() for pool in pools} or {
+            "worker_enabled": str(not paused).lower()
+        }
+        opened.meta.set_pauses(flags, resume_all=not pools and not paused)
+        for node in found.living if not paused else ():
+            for pool in pools or (ALL,):
+                opened.nodes.wish(node["id"], "resume", pool)
 
 
 pause = _flag("pause", "Workers of POOL (default: all) stay alive and take nothing new.")

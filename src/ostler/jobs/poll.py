@@ -1,31 +1,45 @@
-"""What other processes wrote into the store: pauses, cancels, jobs that are ready, queues that nobody serves.
+"""What other processes wrote into the store: pauses, cancels, what operators want of this node, jobs that are ready, queues that
+nobody serves.
 
-Rings of the doorbell make the node look at once; this poll is for a ring that was lost, and for what nobody rings for.
+A ring makes the node look at once for what operators want; the rest, and rings that were lost, are found by the poll.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ostler.config import Settings
+from ostler.errors import StoreBusy
 from ostler.jobs.dispatcher import Dispatcher
+from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
-from ostler.store import now_ms
+from ostler.store import fleet, now_ms
 from ostler.store.lanes import Lane
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
 
 _PATIENCE = 1.0  # seconds; the next poll looks again
+_RINGS = 0.05  # seconds between two looks that were rung for
 
 
-class _Seen(NamedTuple):
+class _Wanted(NamedTuple):
+    """What operators want."""
+
     enabled: bool
     paused: frozenset[str]
     cancels: list[tuple[int, int]]
+    wishes: list[dict[str, Any]]
+
+
+class _Seen(NamedTuple):
+    wanted: _Wanted
+    nodes: int
     ready: bool
     depths: dict[str, dict[str, int]]
     served: frozenset[str]
@@ -35,39 +49,97 @@ class _Seen(NamedTuple):
 class Poll:
     """The fallback look into the store, once per `poll_interval`."""
 
-    def __init__(self, settings: Settings, lane: Lane, supervisor: Supervisor, dispatcher: Dispatcher) -> None:
-        self._settings, self._lane, self._supervisor, self._dispatcher = settings, lane, supervisor, dispatcher
-        self._task: asyncio.Task[None] | None = None
+    def __init__(
+        self,
+        settings: Settings,
+        lane: Lane,
+        writer: Lane,
+        supervisor: Supervisor,
+        dispatcher: Dispatcher,
+        control: Control,
+    ) -> None:
+        self._settings, self._lane, self._writer, self._control = settings, lane, writer, control
+        self._supervisor, self._dispatcher = supervisor, dispatcher
+        self._tasks: list[asyncio.Task[None]] = []
+        self._rung = asyncio.Event()
+        self._granted: dict[int, None] = {}  # wishes that were done; their answers may still be on the way to the store
         self.stranded: list[str] = []
         """In words: queues with jobs that are ready, or will be, and tasks with jobs, that no running node serves."""
+        self.nodes = 1
+        """How many nodes live, or died and are missed."""
 
     async def start(self) -> None:
         """Look once, then again and again."""
         await self.look()
         for complaint in self.stranded:
             log.warning("%s", complaint)
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="poll")
+        loop = asyncio.get_running_loop()
+        self._tasks = [
+            loop.create_task(self._run(), name="poll"),
+            loop.create_task(self._answer_rings(), name="answer rings"),
+        ]
 
     async def stop(self) -> None:
-        if self._task:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+
+    def ring(self) -> None:
+        """Somebody rang: perhaps an operator."""
+        self._rung.set()
 
     async def _run(self) -> None:
         while True:
             await asyncio.sleep(self._settings.poll_interval)
             await self.look()
 
+    async def _answer_rings(self) -> None:
+        while True:
+            await self._rung.wait()
+            self._rung.clear()
+            mark = self._supervisor.pauses.mark()
+            with contextlib.suppress(StoreBusy):  # the poll looks again
+                if self._heed(mark, await self._lane.call(self._read_wanted(), patience=_PATIENCE)):
+                    self._dispatcher.wake()
+            await asyncio.sleep(_RINGS)
+
+    def _read_wanted(self) -> Callable[[Store], _Wanted]:
+        node = self._supervisor.member.id
+
+        def read(store: Store) -> _Wanted:
+            return _Wanted(*store.meta.pauses(), store.jobs.wanted_cancels(node), store.nodes.wishes(node))
+
+        return read
+
+    def _heed(self, mark: int | None, wanted: _Wanted) -> bool:
+        """Do what operators want; whether what is paused has changed."""
+        changed = self._supervisor.pauses.seen(mark, wanted.enabled, wanted.paused & frozenset(self._supervisor.pools))
+        for job, fence in wanted.cancels:
+            self._dispatcher.deadlines.cancel(job, fence)
+        for wish in wanted.wishes:
+            if wish["id"] not in self._granted:
+                self._grant(wish["id"], wish["verb"], wish["target"])
+        open_wishes = {wish["id"] for wish in wanted.wishes}
+        self._granted = {number: None for number in self._granted if number in open_wishes}
+        return changed
+
+    def _grant(self, number: int, verb: str, target: str) -> None:
+        """Do it once, and have the answer written down."""
+        self._granted[number] = None
+        log.info("an operator asked through the store: %s %s", verb, target)
+        answer = self._control.grant(verb, target)
+        self._writer.post(lambda store: store.nodes.grant(number, answer))
+
     async def look(self) -> None:
         """Read what other processes may have changed, and act on it."""
         queues = self._dispatcher.idle_queues()
-        node, lease_ms = self._supervisor.member.id, int(self._settings.node_lease * 1000)
+        lease_ms, wanted = int(self._settings.node_lease * 1000), self._read_wanted()
 
         def read(store: Store) -> _Seen:
             return _Seen(
-                *store.meta.pauses(),
-                store.jobs.wanted_cancels(node),
+                wanted(store),
+                len(fleet.put_together(store.nodes.all(), (), {}, store.now()).nodes) if store.db.shared else 1,
                 bool(queues) and store.jobs.ready(queues, now_ms()),
                 store.jobs.depths(),
                 store.health.served(store.now() - lease_ms),
@@ -82,11 +154,10 @@ class Poll:
         except Exception as error:  # noqa: BLE001  the next poll looks again
             log.warning("the store could not be read: %s", error)
             return
+        self.nodes = seen.nodes
         waiting = {queue: n.get("queued", 0) for queue, n in seen.depths.items()}
         pressure.press(waiting, time.monotonic())
-        changed = self._supervisor.pauses.seen(mark, seen.enabled, seen.paused & frozenset(self._supervisor.pools))
-        for job, fence in seen.cancels:
-            self._dispatcher.deadlines.cancel(job, fence)
+        changed = self._heed(mark, seen.wanted)
         served = seen.served | {name for name, pool in self._supervisor.pools.items() if pool.slots}
         self.stranded = [
             stranded(queue, total)

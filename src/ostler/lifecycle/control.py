@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from ostler.errors import Conflict, NotFound
+from typing import Any
+
+from ostler.errors import BadArguments, Conflict, NotFound, OstlerError
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Pool, Slot
+
+VERBS = ("drain", "restart", "reset", "kill")
+"""What can be asked of one worker."""
+ALL = "*"
+"""The target of a wish that means all pools."""
 
 
 class Control:
@@ -74,6 +81,27 @@ class Control:
     async def resume(self, pool: str | None) -> None:
         """They take work again. Stopped ones are started, failed ones never. Twice is the same as once."""
         await self._supervisor.pauses.set(pool, paused=False)
-        for slot in self._supervisor.slots.values() if pool is None else self.pool(pool).slots:
-            slot.wanted |= slot.key is None  # what was opened on demand is its tenant's to start
+        self.start_stopped(pool)
+
+    def start_stopped(self, pool: str | None) -> None:
+        """Start the stopped workers of a pool of this node (None: all); of a pool that it has not, none."""
+        for slot in self._supervisor.slots.values():
+            if pool in (None, slot.pool.spec.name):
+                slot.wanted |= slot.key is None  # what was opened on demand is its tenant's to start
         self._supervisor.wake()
+
+    def ask(self, component: str, verb: str) -> Status:
+        """One of VERBS, on a worker of this node."""
+        if verb not in VERBS:
+            raise BadArguments(f"{verb!r} is nothing that a worker can be asked to do; there are: {', '.join(VERBS)}")
+        return Status(getattr(self, verb)(component))
+
+    def grant(self, verb: str, target: str) -> dict[str, Any]:
+        """Do what an operator asked of this node through the store; the answer."""
+        try:
+            if verb == "resume":
+                self.start_stopped(None if target == ALL else target)
+                return {"status": None}
+            return {"status": str(self.ask(target, verb))}
+        except OstlerError as error:
+            return {"error": {"status": error.status, "code": error.code, "message": str(error)}}

@@ -31,20 +31,19 @@ class Pauses:
         return not self.enabled or (found is not None and found.paused)
 
     async def set(self, pool: str | None, *, paused: bool) -> None:
-        """Pause or resume a pool (None: all; resuming all resumes those that were paused by name, too).
+        """Pause or resume a pool of any node (None: all; resuming all resumes those that were paused by name, too).
 
         When this returns, it survives a power cut. Raises StoreBusy.
         """
         flags = {ALL: "false" if paused else "true"} if pool is None else {f"pool_paused:{pool}": str(paused).lower()}
+        every = pool is None and not paused
         self._apply(pool, paused=paused)
-        if pool is None and not paused:
-            for name in [name for name, known in self._pools.items() if known.paused]:
-                flags[f"pool_paused:{name}"] = "false"
-                self._apply(name, paused=False)
+        for name in [name for name, known in self._pools.items() if every and known.paused]:
+            self._apply(name, paused=False)
         self._writes += 1
         self._under_way += 1
         try:
-            await self._lane.call(lambda store: store.meta.set_all(flags), patience=self._patience)
+            await self._lane.call(lambda store: store.meta.set_pauses(flags, resume_all=every), patience=self._patience)
         finally:
             self._under_way -= 1
 
@@ -67,7 +66,9 @@ class Pauses:
     def _apply(self, pool: str | None, *, paused: bool, still: bool = False) -> None:
         if pool is None:
             self.enabled = not paused
-        else:
+        elif pool in self._pools:
             self._pools[pool].paused = paused
+        else:
+            return  # of other nodes alone
         self._bus.send(PoolPaused(pool, paused, still))
         self.changed(self._pools.values() if pool is None else [self._pools[pool]])

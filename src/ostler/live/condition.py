@@ -4,27 +4,36 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 from ostler.jobs.backpressure import Pressure
 from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Slot
+from ostler.store.fleet import Fleet
 from ostler.store.lanes import Lane
 
 
 def condition(
-    supervisor: Supervisor, lanes: Sequence[Lane], pressure: Pressure, stranded: Sequence[str]
+    supervisor: Supervisor,
+    lanes: Sequence[Lane],
+    pressure: Pressure,
+    stranded: Sequence[str],
+    fleet: Fleet | None = None,
 ) -> tuple[str, list[str]]:
     """(healthy | degraded | error, what is wrong, in words).
 
-    Error: some pool cannot work at all, or the store does not answer. Degraded: work is stuck or held, or a worker is down.
+    Error: some pool of this node cannot work at all, or the store does not answer. Degraded: work is stuck or held, a worker of any
+    node is down, or a node is.
     """
     errors: list[str] = []
     worst = "healthy"
+    own = supervisor.member.id
+    before = f"{fleet.label(own)}/" if fleet is not None and fleet.several else ""
     for pool in supervisor.pools.values():
         bad = [slot for slot in pool.slots if slot.status in (Status.CRASHED, Status.FAILED)]
-        errors += [_complaint(slot) for slot in bad]
+        errors += [_complaint(slot, before) for slot in bad]
         # Slots that were opened on demand and that nobody wants now are no fault.
         meant = [slot for slot in pool.slots if slot.wanted or slot.key is None]
         idle = bool(meant) and all(slot.status is Status.STOPPED for slot in meant)
@@ -34,6 +43,9 @@ def condition(
         if bad:
             all_failed = all(slot.status is Status.FAILED for slot in meant)
             worst = "error" if all_failed or worst == "error" else "degraded"
+    if fleet is not None and (elsewhere := complaints(fleet, own)):
+        errors += elsewhere
+        worst = "degraded" if worst == "healthy" else worst
     held = [f"queue {queue} is held: {why}" for queue, why in pressure.reasons(time.monotonic()).items()]
     stuck = [*stranded]
     if held or stuck:
@@ -82,9 +94,33 @@ def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     return reasons
 
 
-def _complaint(slot: Slot) -> str:
-    if slot.status is Status.FAILED:
-        return f"{slot.component} is failed: it crashed too often. See 'ostler logs {slot.component}', then: ostler restart {slot.component}"
+def complaints(fleet: Fleet, own: str | None = None) -> list[str]:
+    """What is wrong with other nodes than `own`: those that are silent or died, and workers that are down."""
+    found = []
+    for node in fleet.nodes:
+        # By the clock, not by an age that would be news every second.
+        label, heard = (
+            node["label"],
+            f"{datetime.fromtimestamp(node['last_heartbeat'] / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC",
+        )
+        if node["id"] == own or node["alive"] or node["status"] == "stopped":
+            continue
+        if node["status"] == "dead":
+            then = f"start it again, or if it is gone for good: ostler nodes --forget {label}"
+            found.append(f"node {label} is dead: it was last heard at {heard}, and its jobs are requeued; {then}")
+        else:
+            found.append(f"node {label} is silent: it was last heard at {heard}, and its jobs will be requeued")
+    down = [w for w in fleet.workers if w["node_id"] != own and w["status"] in (Status.CRASHED, Status.FAILED)]
+    return found + [_words(w["name"], Status(w["status"]), ends.shown(w)["exit_text"]) for w in down]
+
+
+def _complaint(slot: Slot, before: str) -> str:
     last = slot.last_exit
-    how = f": it {ends.words(last.reason, last.code, last.signal, long=True)}" if last else ""
-    return f"{slot.component} is crashed{how}; it will be started again"
+    how = ends.words(last.reason, last.code, last.signal, long=True) if last else None
+    return _words(f"{before}{slot.component}", slot.status, how and f"it {how}")
+
+
+def _words(name: str, status: Status, how: str | None) -> str:
+    if status is Status.FAILED:
+        return f"{name} is failed: it crashed too often. See 'ostler logs {name}', then: ostler restart {name}"
+    return f"{name} is crashed{f': {how}' if how else ''}; it will be started again"

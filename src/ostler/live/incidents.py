@@ -100,6 +100,16 @@ class Incidents:
         earlier = [Incident(**row) for row in reversed(rows)]
         self.last = deque([*(i for i in earlier if (i.node, i.id) not in known), *self.last], maxlen=KEPT)
 
+    def merge(self, rows: list[dict[str, Any]]) -> bool:
+        """Take in what other nodes told, newest first; whether there was any news."""
+        known = {(i.node, i.id): i for i in self.last}
+        fresh = [Incident(**row) for row in reversed(rows) if row["node"] != self._node]
+        news = [i for i in fresh if known.get((i.node, i.id)) != i]
+        if news:
+            merged = {**known, **{(i.node, i.id): i for i in news}}
+            self.last = deque(sorted(merged.values(), key=lambda i: i.id)[-KEPT:], maxlen=KEPT)
+        return bool(news)
+
     async def stop(self) -> None:
         """Hand what was not written yet to the lane."""
         if self._writing is not None:
@@ -109,7 +119,7 @@ class Incidents:
     def tell(self, level: str, subject: str, text: str, **more: Any) -> Incident:
         """Note an incident."""
         at = now_ms()
-        newest = self.last[-1].id if self.last and self.last[-1].node == self._node else 0
+        newest = max((i.id for i in self.last if i.node == self._node), default=0)
         incident = Incident(self._node, max(at, newest + 1), level, subject, text, at, **more)
         self.last.append(incident)
         self._keep(incident)

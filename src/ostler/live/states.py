@@ -3,12 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Doing, Slot
 from ostler.live import rates
+from ostler.store import fleet
+
+_ALWAYS_NEW = frozenset({"last_heartbeat", "heartbeat_age", "skew_ms", "running"})
+
+
+class Naming(NamedTuple):
+    """What this node and its workers are called."""
+
+    id: str
+    label: str
+    several: bool  # whether other nodes live
+
+    def of(self, component: str) -> dict[str, str]:
+        """The names of one of its workers."""
+        name = f"{self.label}/{component}" if self.several else component
+        return {"name": name, "component": component, "node": self.label, "node_id": self.id}
 
 
 def envelope(topic: str, kind: str, at: int, name: str, value: Any) -> dict[str, Any]:
@@ -16,14 +32,13 @@ def envelope(topic: str, kind: str, at: int, name: str, value: Any) -> dict[str,
     return {"topic": topic, "type": kind, "timestamp": at, name: value}
 
 
-def worker(slot: Slot, node: str, rss_mb: float | None, doing: Doing | None, *, paused: bool) -> dict[str, Any]:
-    """A worker (seed 001: WorkerState). `queue_type` and `id` are the seed's names for pool and number."""
+def worker(slot: Slot, node: Naming, rss_mb: float | None, doing: Doing | None, *, paused: bool) -> dict[str, Any]:
+    """A worker of this node (seed 001: WorkerState). `queue_type` and `id` are the seed's names for pool and number."""
     held = slot.worker
     kind, _, number = doing.item.partition(":") if doing else ("", "", "")
     last = slot.last_exit
     return {
-        "component": slot.component,
-        "node": node,
+        **node.of(slot.component),
         "pool": slot.pool.spec.name,
         "queue_type": slot.pool.spec.name,
         "id": slot.number,
@@ -42,6 +57,32 @@ def worker(slot: Slot, node: str, rss_mb: float | None, doing: Doing | None, *, 
                                                 "signal": last.signal, "item": last.item,
                                                 "text": ends.words(last.reason, last.code, last.signal)},
     }  # fmt: skip
+
+
+def far_worker(row: Mapping[str, Any], *, paused: bool) -> dict[str, Any]:
+    """A worker of another node, from the store."""
+    ended = row["metadata"] if row["exit_reason"] and row["metadata"] else {}
+    text = ends.shown(row)["exit_text"]
+    return {
+        **{name: row[name] for name in ("name", "component", "node", "node_id", "pool")},
+        "queue_type": row["pool"],
+        "id": int(row["component"].rpartition(":")[2]),
+        **{name: row[name] for name in ("status", "pid", "generation")},
+        "item": f"job:{row['current_job']}" if row["current_job"] else None,
+        "current_job": row["current_job"],
+        "task": row["current_task"],
+        "paused": paused,
+        **{name: row[name] for name in ("rss_mb", "started_at", "restart_count")},
+        "restart_at": None,
+        "last_exit": None if text is None else {"at": ended.get("at"), "reason": row["exit_reason"], "kind": None,
+                                                "code": row["exit_code"], "signal": ended.get("signal"), "item": ended.get("item"),
+                                                "text": text},
+    }  # fmt: skip
+
+
+def node(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A node. Its heartbeat is left out: that it lives is told, and that it does no more."""
+    return {name: value for name, value in fleet.shown(row).items() if name not in _ALWAYS_NEW}
 
 
 def queue(

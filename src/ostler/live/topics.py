@@ -20,6 +20,7 @@ KNOWN = (
     "session:*:status",
     "system:health",
     "system:incidents",
+    "system:nodes",
 )
 _SEGMENT = re.compile(r"\*|[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _MOST = 100

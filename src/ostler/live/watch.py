@@ -1,7 +1,7 @@
 """The watch: turns what happens on the bus into states for the broker.
 
-It marks what may have changed and looks again soon: workers and health from the supervisor's memory, queues and jobs from the
-store. While nobody follows it does nothing. Looks are paced by what the last one cost, reading and sending together, so
+It marks what may have changed and looks again soon: workers and health from the supervisor's memory, queues, jobs and other nodes
+from the store. While nobody follows it does nothing. Looks are paced by what the last one cost, reading and sending together, so
 that watching a busy node takes a small share of it: at least `_QUICKEST` apart, and more when more follow.
 
 A walk, from a change to the client's socket: the dispatcher writes a turn -> `_heard` here -> `_look` reads the jobs that the turn
@@ -28,9 +28,10 @@ from ostler.lifecycle.supervisor import Supervisor
 from ostler.live import states
 from ostler.live.broker import Broker, Client
 from ostler.live.condition import condition
-from ostler.live.incidents import Incidents
+from ostler.live.incidents import KEPT, Incidents
 from ostler.live.topics import Pattern
-from ostler.store import now_ms
+from ostler.store import fleet, now_ms
+from ostler.store.fleet import Fleet
 from ostler.store.lanes import Lane
 from ostler.store.live import FINE
 from ostler.store.store import Store
@@ -45,6 +46,8 @@ _JOBS = 300  # jobs that are followed at once
 _CHANGES = 100  # … that are told in one look; of more that change at once, the newest, and a `resync`
 _NEWEST = 100  # jobs that a snapshot shows beside the running ones
 _FLOOD = 0.25  # the rest after a look that could not tell all
+_NODES = 1.0  # seconds between two looks at the other nodes
+_ABLE = (Status.HEALTHY, Status.STARTING)
 _ENDED, _WAITING, _RUNNING = range(3)  # jobs are forgotten in this order
 
 
@@ -90,6 +93,9 @@ class Watch:
         self._last_id = 0
         self._version = -1  # of the store, when everything was read last
         self._followed: dict[int, int] = {}  # job -> how soon it may be forgotten, in the order of their last change
+        self._fleet: Fleet | None = None  # while other nodes live, or died and are missed
+        self._far: dict[str, dict[str, Any]] = {}  # workers and nodes that the broker has, by key: their last state
+        self._gone: set[tuple[str, str]] = set()  # … whose end was told; forgotten at the next look
         self._rss: dict[str, float] = {}
         self._queues: dict[str, tuple[Any, dict[str, Any]]] = {}  # queue -> what it was made from, and its state
         self._recent: dict[str, Any] | None = None
@@ -109,6 +115,7 @@ class Watch:
             loop.create_task(self._run(), name="watch"),
             loop.create_task(self._tick(), name="keep-alive"),
             loop.create_task(self._poll(), name="watch poll"),
+            loop.create_task(self._follow_nodes(), name="watch nodes"),
         ]
 
     async def stop(self) -> None:
@@ -128,6 +135,9 @@ class Watch:
         elif not self._looked_at_jobs and client.group.wants("queue:jobs"):
             self._store_dirty = True
         try:
+            if alone:
+                with contextlib.suppress(StoreBusy):  # this node can be told of without it
+                    await self._read_fleet()
             await self._look()
         except BaseException:
             self._broker.leave(client)
@@ -207,6 +217,26 @@ class Watch:
             if self._store_dirty:
                 self._dirty.set()
 
+    async def _follow_nodes(self) -> None:
+        """Other nodes tell what they do by the store alone: it is read about once a second while there are any."""
+        while True:
+            await asyncio.sleep(_NODES)
+            if self._broker.clients and (self._polled.nodes > 1 or self._fleet is not None):
+                with contextlib.suppress(StoreBusy):  # that is told elsewhere
+                    await self._read_fleet()
+                    self._dirty.set()
+
+    async def _read_fleet(self) -> None:
+        if self._polled.nodes < 2:
+            self._fleet = None
+            return
+
+        def read(store: Store) -> tuple[Fleet, list[dict[str, Any]]]:
+            return fleet.read(store), store.live.incidents(KEPT)
+
+        self._fleet, incidents = await self._reader.call(read, patience=_PATIENCE)
+        self._incidents_dirty |= self._incidents.merge(incidents)
+
     # ---- one look
 
     async def _look(self) -> None:
@@ -220,7 +250,9 @@ class Watch:
                 except StoreBusy as error:  # the rest can be told without it; the poll looks again
                     log.debug("the live state of queues and jobs waits: %s", error)
             self._workers()
-            status, errors = condition(self._supervisor, self._lanes, self._dispatcher.pressure, self._polled.stranded)
+            status, errors = condition(
+                self._supervisor, self._lanes, self._dispatcher.pressure, self._polled.stranded, self._fleet
+            )
             self._broker.publish("system:health", "health_update", "health", {"status": status, "errors": errors})
             if self._incidents_dirty:
                 self._tell_incidents()
@@ -306,12 +338,44 @@ class Watch:
             self._broker.missed("queue:jobs", "more jobs changed than are told here; list them again")
 
     def _workers(self) -> None:
-        supervisor = self._supervisor
+        """Workers of this node from memory, those of others from the store, and the nodes."""
+        supervisor, found = self._supervisor, self._fleet
+        own, told = supervisor.member.id, dict[str, dict[str, Any]]()
+        label = (found and found.label(own)) or supervisor.node
+        naming = states.Naming(own, label, bool(found and found.several))
         for slot in supervisor.slots.values():
             doing = slot.pool.spec.tenant.doing(slot.worker) if slot.worker else None
             paused = supervisor.pauses.holds(slot.pool.spec.name)
-            state = states.worker(slot, supervisor.node, self._memory(slot), doing, paused=paused)
-            self._broker.publish(f"{slot.component}:status", "worker_update", "worker", state)
+            state = states.worker(slot, naming, self._memory(slot), doing, paused=paused)
+            self._tell_worker(told, state)
+        for row in found.workers if found else ():
+            if row["node_id"] != own:
+                self._tell_worker(told, states.far_worker(row, paused=supervisor.pauses.holds(row["pool"])))
+        for node in found.nodes if found else ():
+            told[node["id"]] = state = states.node(node)
+            self._broker.publish("system:nodes", "node_update", "node", state, key=node["id"])
+        self._forget_gone(told)
+
+    def _tell_worker(self, told: dict[str, dict[str, Any]], state: dict[str, Any]) -> None:
+        key = f"{state['node_id']}/{state['component']}"
+        told[key] = state
+        self._broker.publish(f"{state['component']}:status", "worker_update", "worker", state, key=key)
+
+    def _forget_gone(self, told: dict[str, dict[str, Any]]) -> None:
+        """Nodes that have left, and their workers: say so once, and forget them a look later."""
+        for topic, key in self._gone:
+            if key not in told:
+                self._broker.forget(topic, key)
+        self._gone.clear()
+        for key, state in self._far.items():
+            if key not in told:
+                kind, topic = (
+                    ("worker", f"{state['component']}:status") if "component" in state else ("node", "system:nodes")
+                )
+                last = {**state, "status": "stopped", "gone": True}
+                self._broker.publish(topic, f"{kind}_update", kind, last, key=key)
+                self._gone.add((topic, key))
+        self._far = told
 
     def _memory(self, slot: Any) -> float | None:
         """The worker's memory; a little more or less is no news."""
@@ -355,11 +419,11 @@ class Watch:
         self._broker.publish("queue:status", "queue_update", "queue", everything)
 
     def _capacity(self, queue: str) -> tuple[int, bool]:
-        """How many workers of this node take jobs of the queue, and whether it is paused."""
-        pool = self._supervisor.pools.get(queue)
-        if pool is None:
-            return 0, False
-        able = sum(1 for slot in pool.slots if slot.status in (Status.HEALTHY, Status.STARTING))
+        """How many workers of all nodes take jobs of the queue, and whether it is paused."""
+        pool, own = self._supervisor.pools.get(queue), self._supervisor.member.id
+        able = sum(1 for slot in pool.slots if slot.status in _ABLE) if pool else 0
+        for row in self._fleet.workers if self._fleet else ():
+            able += row["pool"] == queue and row["node_id"] != own and row["status"] in _ABLE
         limit = self._dispatcher.limits.get(queue)
         if limit is not None and limit.at_once is not None:
             able = min(able, limit.at_once)

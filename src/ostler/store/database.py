@@ -125,6 +125,16 @@ def address_of(url: str) -> Address:
     return Address(urlunsplit(("postgresql", *parts[1:3], urlencode(given), "")), shown, schema, pooler, database)
 
 
+def shown(url: str) -> str:
+    """The store as it may be shown to anybody: without user, password and options."""
+    if not is_postgres(url):
+        return url or "sqlite"
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    kept = urlencode([(name, given[name]) for name in ("host", "port", "schema") if name in given], safe="/")
+    return f"postgresql://{parts.netloc.rpartition('@')[2]}{parts.path or '/'}{f'?{kept}' if kept else ''}"
+
+
 def home(url: str, data: Path) -> Path:
     """The folder of a node's lock, address and doorbell: that of the SQLite file, else the data directory."""
     return data if is_postgres(url) else sqlite_path(url, data).parent
@@ -157,7 +167,10 @@ def _check_url(url: str) -> None:
 
 def exists(url: str, data: Path) -> bool:
     """Whether there is a store already; of a server only connecting tells."""
-    return is_postgres(url) or sqlite_path(url, data).exists()
+    try:
+        return is_postgres(url) or sqlite_path(url, data).exists()
+    except PermissionError:
+        return True  # opening it says what is wrong
 
 
 def connect(url: str, data: Path, **how: Any) -> Database:

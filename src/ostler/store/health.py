@@ -190,15 +190,19 @@ class Meta:
         with self._db.synced():
             self._db.run("meta_set", key=key, value=value)
 
-    def set_all(self, values: Mapping[str, str]) -> None:
-        """Set several at once: all or none."""
+    def set_pauses(self, flags: Mapping[str, str], *, resume_all: bool = False) -> None:
+        """Set flags of pauses, of all nodes, and wake them. `resume_all` also ends the pauses of single pools."""
         with self._db.synced(), self._db.transaction():
-            for key, value in values.items():
+            paused = self.pauses()[1] if resume_all else ()
+            for key, value in {**{f"pool_paused:{pool}": "false" for pool in paused}, **flags}.items():
                 self._db.run("meta_set", key=key, value=value)
+            if self._db.shared:  # else there is one node, which does this itself
+                self._db.ring_all()
 
     def once(self, key: str, value: str) -> str:
-        """What the key has, or the value, which it has from then on."""
+        """What the key has, or the value, which it has from then on. Of two who ask at once, both get the same."""
         with self._db.synced(), self._db.transaction():
+            self._db.lock([f"meta:{key}"])
             found = self.get(key)
             if found is None:
                 self._db.run("meta_set", key=key, value=value)

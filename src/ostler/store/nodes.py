@@ -8,6 +8,7 @@ From then on nothing that it writes is taken: every turn and every beat finds th
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -57,7 +58,8 @@ class Nodes:
 
     def beat(self, node: str) -> None:
         """The node lives. Raises NodeLost when it was declared dead."""
-        if not self._db.run("node_beat", id=node, now=self._db.now()):
+        now = self._db.now()
+        if not self._db.run("node_beat", id=node, now=now, skew=time.time_ns() // 1_000_000 - now):
             raise lost_node(node)
 
     def mark(self, node: str, status: str) -> bool:
@@ -117,6 +119,18 @@ class Nodes:
                 self._db.run("forget_node_rows", id=node)
             self._db.run("forget_wishes", before=before)
         return gone
+
+    def forget_one(self, node: str) -> bool:
+        """Delete the row of one node that has ended; False while it has not, or when its jobs are not given back yet."""
+        with self._db.transaction():
+            gone = bool(self._db.run("forget_node", id=node))
+            if gone:
+                self._db.run("forget_node_rows", id=node)
+        return gone
+
+    def running(self) -> dict[str, int]:
+        """How many jobs each node runs."""
+        return {str(row["node"]): int(row["n"]) for row in self._db.run("running_by_node")}
 
     # ---- what apps declare
 

@@ -33,6 +33,11 @@ class JobReading:
             raise NotFound(f"there is no job {job}")
         return views.job(rows[0])
 
+    def ran_on(self, job: int) -> str | None:
+        """The id of the node that ran the job last; None when none did, or nobody wrote it down."""
+        rows = self._db.run("last_run", job=job)
+        return (json.loads(rows[0]["data"] or "{}") or {}).get("node") if rows else None
+
     def get(self, job: int) -> dict[str, Any]:
         """The job with the newest page of its timeline; raises NotFound."""
         return {**self.find(job), "events": self.newest_events(job)}

@@ -40,16 +40,20 @@ JOB: dict[str, Any] = {
     "short": bool,
 }
 
-# A worker, likewise. `exit_text` says in words how its last process ended.
+# A worker, likewise. `name` is what verbs take: `node/worker:pool:n` where more than one node lives. `last_heartbeat` is by the clock of
+# its node, `heartbeat_age` (seconds) by the store's. `exit_text` says in words how its last process ended.
 WORKER: dict[str, Any] = {
+    "name": str,
     "component": str,
     "node": str,
+    "node_id": str,
     "pool": str,
     "status": str,
     "pid": int | None,
     "generation": int,
     "current_job": int | None,
     "last_heartbeat": int,
+    "heartbeat_age": float,
     "restart_count": int,
     "last_restart": int | None,
     "exit_code": int | None,
@@ -61,10 +65,13 @@ WORKER: dict[str, Any] = {
     "metadata": dict[str, Any] | None,
 }
 
-# A node, likewise. `alive` is by the store's clock; `url` is where other nodes reach it, None: it listens on loopback only.
+# A node, likewise. `label` is what people and verbs call it: its name, or its id where two nodes that live share the name. `alive` and
+# `heartbeat_age` (seconds) are by the store's clock, and its own clock is `skew_ms` ahead of that. `url` is where other nodes reach it,
+# None: it listens on loopback only. `workers` counts them by status, `running` the jobs.
 NODE: dict[str, Any] = {
     "id": str,
     "name": str,
+    "label": str,
     "host": str | None,
     "status": str,
     "alive": bool,
@@ -73,8 +80,12 @@ NODE: dict[str, Any] = {
     "version": str | None,
     "lease_ms": int,
     "last_heartbeat": int,
+    "heartbeat_age": float,
+    "skew_ms": int,
     "started_at": int,
     "ended_at": int | None,
+    "workers": dict[str, int],
+    "running": int,
 }
 _MADE = frozenset({"node", "node_id", "args", "result", "error", "cancel_requested", "progress", "short"})
 
@@ -99,11 +110,6 @@ def _view(row: Any, **made: Any) -> dict[str, Any]:
     made["cancel_requested"] = bool(row["cancel"])
     made["node"], made["node_id"] = name_of(row["node"]), row["node"]
     return {name: made[name] if name in _MADE else row[name] for name in JOB}
-
-
-def node(row: dict[str, Any]) -> dict[str, Any]:
-    """A node, of what `Nodes.all` found."""
-    return {name: row["beat_at"] if name == "last_heartbeat" else row[name] for name in NODE}
 
 
 def event(row: Any) -> dict[str, Any]:

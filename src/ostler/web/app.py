@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 import ostler
-from ostler.web import errors, flows, info, jobs, metrics, pages, stream, workers
+from ostler.web import errors, fleet, flows, info, jobs, metrics, pages, stream, workers
 from ostler.web.auth import Gate
 from ostler.web.context import Context
 from ostler.web.extend import NodeApi
@@ -20,12 +20,12 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
         title="Ostler",
         version=ostler.__version__,
         description="A worker runtime for heavy Python work. Times are milliseconds UTC; errors are `{error: {code, message}}`.",
-        middleware=[Middleware(Gate, settings=context.settings)],
+        middleware=[Middleware(Gate, settings=context.settings, secret=context.secret)],
         docs_url=None,  # ours needs no other host
         redoc_url=None,
     )
     errors.install(app)
-    for part in (pages, info, metrics, stream, workers, flows, jobs):
+    for part in (pages, info, metrics, stream, workers, fleet, flows, jobs):
         app.include_router(part.router(context))
     for factory in routes:
         app.include_router(factory(NodeApi(context)))

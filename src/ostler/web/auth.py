@@ -1,4 +1,7 @@
-"""Who may use the node: those with its token, on loopback also its own user and root, and no web page of another site."""
+"""Who may use the node: those with its token, on loopback also its own user and root, and no web page of another site.
+
+Other nodes of the same store know a secret that is in the store. With it they may read the inner routes, and nothing else.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +23,12 @@ COOKIE = "ostler_token"
 # Open without a token: probes, the way in, and the dashboard's files, which hold no data.
 _OPEN = ("/healthz", "/readyz", "/login")
 _FILES = "/ui/"
+_INNER = "/api/v1/inner/"
 _FOR_PEOPLE = ("/", "/docs")
 _FORWARDED = ("forwarded", "x-forwarded-for", "x-real-ip")
 
 
-def secret(settings: Settings) -> str:
+def token(settings: Settings) -> str:
     """The node's token: the configured one, or its own in the data directory."""
     return settings.token or private.token(settings.data_dir)
 
@@ -32,8 +36,8 @@ def secret(settings: Settings) -> str:
 class Gate:
     """ASGI middleware: refuses before any route is looked at."""
 
-    def __init__(self, app: ASGIApp, settings: Settings) -> None:
-        self._app, self._token = app, secret(settings)
+    def __init__(self, app: ASGIApp, settings: Settings, secret: str = "") -> None:
+        self._app, self._token, self._secret = app, token(settings), secret
         self._loopback = is_loopback(settings.host)
         self._public = frozenset(name.strip().lower() for name in settings.public.split(",") if name.strip())
         # Users are told apart only where everybody is on this machine, and not behind a proxy: there, all come as its user.
@@ -52,6 +56,8 @@ class Gate:
 
     def _refusal(self, scope: Scope) -> tuple[int, str, str] | None:
         headers = Headers(scope=scope)
+        if self._is_node(scope, headers):
+            return None  # it may know us by a name that no client uses
         host, origin = headers.get("host", ""), headers.get("origin")
         # A page from elsewhere can make a browser send requests here; it cannot hide where it comes from.
         if self._loopback and host and not is_loopback(_name(host)) and _name(host) not in self._public:
@@ -72,6 +78,12 @@ class Gate:
             )
         return None
 
+    def _is_node(self, scope: Scope, headers: Headers) -> bool:
+        """Whether another node of the store reads an inner route."""
+        if not (self._secret and scope["path"].startswith(_INNER) and scope.get("method") == "GET"):
+            return False
+        return any(_same(given, self._secret) for given in _bearer(headers))
+
     def _is_own(self, origin: str, host: str) -> bool:
         return origin == host or _name(origin) in self._public
 
@@ -83,13 +95,21 @@ class Gate:
         return scope.get(PEER) in self._friends and not any(name in headers for name in _FORWARDED)
 
     def _knows(self, headers: Headers, scope: Scope) -> bool:
-        given = headers.get("authorization", "")
-        # Headers are read as Latin-1; what clients send is UTF-8.
-        candidates = [given[7:].encode("latin-1").decode(errors="replace")] if given[:7].lower() == "bearer " else []
-        candidates += parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
+        candidates = _bearer(headers) + parse_qs(scope["query_string"].decode("latin-1")).get("token", [])
         for line in headers.getlist("cookie"):
             candidates += cookies(line)
-        return any(hmac.compare_digest(c.encode(errors="replace"), self._token.encode()) for c in candidates)
+        return any(_same(given, self._token) for given in candidates)
+
+
+def _bearer(headers: Headers) -> list[str]:
+    """The token of an Authorization header. Headers are read as Latin-1; what clients send is UTF-8."""
+    given = headers.get("authorization", "")
+    return [given[7:].encode("latin-1").decode(errors="replace")] if given[:7].lower() == "bearer " else []
+
+
+def _same(given: str, wanted: str) -> bool:
+    """In a time that tells nothing."""
+    return hmac.compare_digest(given.encode(errors="replace"), wanted.encode())
 
 
 def cookies(line: str) -> list[str]:

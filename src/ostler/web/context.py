@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Context:
     """The node, as the web sees it. `glance` is for short reads, `reader` for those that may take long; `writer` is the
-    durable lane for what operators ask.
+    durable lane for what operators ask. `secret` is what the nodes of the store know each other by.
     """
 
     settings: Settings
@@ -43,4 +43,5 @@ class Context:
     broker: Broker
     watch: Watch
     tails: Tails
+    secret: str
     started_at: int = field(default_factory=now_ms)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from typing import Any
 
 from fastapi import APIRouter
 
 import ostler
 from ostler.errors import StoreBusy
 from ostler.live.condition import condition, unready
-from ostler.store import now_ms
-from ostler.store.views import node as node_view
+from ostler.store import database, now_ms
+from ostler.store.fleet import Fleet, shown
+from ostler.store.fleet import read as read_fleet
 from ostler.web.context import Context
 from ostler.web.render import JSONResponse
 from ostler.web.workers import pool_views
@@ -36,14 +36,18 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
-        rows: list[dict[str, Any]] = []
+        """`nodes` has every node's condition in short; `workers` counts those of all nodes by status."""
+        found = Fleet([], [], now_ms())
         with contextlib.suppress(StoreBusy):  # then that is among the errors
-            rows = await context.reader.call(lambda store: store.nodes.all(), patience=_PATIENCE)
-        status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded)
-        nodes = [node_view(row) for row in rows]
+            found = await context.reader.call(read_fleet, patience=_PATIENCE)
+        status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded, found)
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1
+        for worker in found.workers:
+            if worker["node_id"] != supervisor.member.id:
+                workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+        nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
         return JSONResponse({"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers})
 
@@ -56,11 +60,12 @@ def router(context: Context) -> APIRouter:
                 "name": "ostler",
                 "version": ostler.__version__,
                 "node": settings.node,
+                "node_id": supervisor.member.id,
                 "pid": os.getpid(),
                 "url": context.url,
                 "started_at": context.started_at,
                 "uptime": round((now_ms() - context.started_at) / 1000, 1),
-                "store": settings.store or "sqlite",
+                "store": database.shown(settings.store),
                 "data": str(settings.data_dir),
                 "worker_enabled": supervisor.pauses.enabled,
                 "stopping": supervisor.stopping,

@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, RunsDone, WorkerMoved
-from ostler.store import now_ms
+from ostler.store import fleet, now_ms
 from ostler.web.context import Context
 
 _BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
@@ -35,17 +35,21 @@ class Metrics:
         self.durations = Histogram(
             "ostler_run_seconds", "Duration of runs", ["task"], buckets=_BUCKETS, registry=self.registry
         )
-        self.inflight = Gauge("worker_inflight_jobs", "Jobs that run now", registry=self.registry)
-        self.depth = Gauge("ostler_queue_jobs", "Jobs by queue and status", ["queue", "status"], registry=self.registry)
-        self.oldest = Gauge(
-            "ostler_queue_oldest_seconds", "Age of the oldest ready job", ["queue"], registry=self.registry
-        )
-        self.workers = Gauge("ostler_workers", "Workers by pool and status", ["pool", "status"], registry=self.registry)
+        gauge = self._gauge
+        self.inflight = gauge("worker_inflight_jobs", "Jobs that run on this node now", ["node"])
+        self.depth = gauge("ostler_queue_jobs", "Jobs by queue and status", ["queue", "status"])
+        self.oldest = gauge("ostler_queue_oldest_seconds", "Age of the oldest ready job", ["queue"])
+        self.workers = gauge("ostler_workers", "Workers of this node by status", ["node", "pool", "status"])
+        self.fleet = gauge("ostler_fleet_workers", "Workers of all nodes by status", ["node", "pool", "status"])
+        self.nodes = gauge("ostler_node_up", "Whether a node lives, of all nodes", ["node"])
         self._observe: dict[str, Callable[[float], None]] = {}
         bus.listen(self._heard)
 
     def _counter(self, name: str, text: str, labels: list[str] | None = None) -> Counter:
         return Counter(name, text, labels or [], registry=self.registry)
+
+    def _gauge(self, name: str, text: str, labels: list[str]) -> Gauge:
+        return Gauge(name, text, labels, registry=self.registry)
 
     def _heard(self, event: Any) -> None:
         match event:
@@ -93,16 +97,26 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/metrics", summary="Metrics for Prometheus")
     async def read() -> Response:
-        depths, oldest = await context.reader.call(lambda store: (store.jobs.depths(), store.jobs.oldest()))
-        metrics.inflight.set(context.dispatcher.running())
-        for gauge in (metrics.depth, metrics.oldest, metrics.workers):
+        """What counts events, and `ostler_workers` and `worker_inflight_jobs`, are of this node: add them up over all nodes. The
+        other gauges are of the store: every node tells the same, so take one of them (`max by`).
+        """
+        depths, oldest, found = await context.reader.call(
+            lambda store: (store.jobs.depths(), store.jobs.oldest(), fleet.read(store))
+        )
+        own = found.label(context.supervisor.member.id) or context.settings.node
+        for gauge in (metrics.depth, metrics.oldest, metrics.workers, metrics.fleet, metrics.nodes, metrics.inflight):
             gauge.clear()
+        metrics.inflight.labels(own).set(context.dispatcher.running())
         for queue in {*depths, *(t["queue"] for t in context.tasks.values())}:
             for status in ("queued", "scheduled", "processing", "failed", "cancelled"):
                 metrics.depth.labels(queue, status).set(depths.get(queue, {}).get(status, 0))
             metrics.oldest.labels(queue).set(max(0, now_ms() - oldest[queue]) / 1000 if queue in oldest else 0)
         for slot in context.supervisor.slots.values():
-            metrics.workers.labels(slot.pool.spec.name, slot.status).inc()
+            metrics.workers.labels(own, slot.pool.spec.name, slot.status).inc()
+        for worker in found.workers:
+            metrics.fleet.labels(worker["node"], worker["pool"], worker["status"]).inc()
+        for node in found.nodes:
+            metrics.nodes.labels(node["label"]).set(node["alive"])
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return routes

@@ -20,7 +20,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from ostler.errors import NotFound
-from ostler.web.auth import COOKIE, secret
+from ostler.web.auth import COOKIE
+from ostler.web.auth import token as token_of
 from ostler.web.connections import PEER
 from ostler.web.context import Context
 from ostler.web.errors import failure
@@ -87,7 +88,7 @@ def asset(name: str, request: Request | None = None, status: int = 200) -> Respo
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(include_in_schema=False)
-    token, tries = secret(context.settings), Tries()
+    token, tries = token_of(context.settings), Tries()
 
     @routes.get("/")
     async def root(request: Request) -> Response:

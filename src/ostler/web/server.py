@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from ostler.config import Settings, is_loopback
 from ostler.errors import ConfigError
 from ostler.web.connections import Connection
 
+_ADVERTISED = re.compile(r"https?://[^/\s@?#]+(/[^\s?#]*)?")
 _UNSENT = 131_072  # bytes that the kernel holds of what a client has not taken
 
 
@@ -74,7 +76,9 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
 
 
 def advertised(settings: Settings, url: str) -> str | None:
-    """Where other nodes reach this one; None when it only listens on loopback."""
+    """Where other nodes reach this one; None when it only listens on loopback. Raises ConfigError."""
+    if settings.advertise and not _ADVERTISED.fullmatch(settings.advertise):
+        raise ConfigError(f"advertise must be a URL such as http://10.0.0.7:8356, found {settings.advertise!r}")
     if settings.advertise or is_loopback(settings.host):
         return settings.advertise.rstrip("/") or None
     port = url.rpartition(":")[2]

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Header, Query
+from fastapi import APIRouter, Header, Query, Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from ostler.errors import StoreBusy
-from ostler.jobs.logs import JobLogs
-from ostler.lifecycle.logs import Reader, worker_log
-from ostler.live import rates, states, topics
+from ostler.errors import OstlerError, StoreBusy, Unreachable
+from ostler.lifecycle.logs import Reader
+from ostler.live import rates, remote, states, topics
 from ostler.live.broker import KEEP_ALIVE, Client
 from ostler.live.tails import Tails
 from ostler.store import now_ms
+from ostler.store.fleet import read as read_fleet
+from ostler.store.store import Store
+from ostler.web import fleet
 from ostler.web.context import Context
 from ostler.web.jobs import Id
 from ostler.web.render import JSONResponse
@@ -30,9 +33,11 @@ log = logging.getLogger("ostler.web")
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
 _RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
+_RETRY_LATER = b"retry: 10000\n\n"
 _SLICE = 32_768  # bytes that are handed to a connection at once
 _LAST = "like Last-Event-ID, for clients without headers"
 _BREATH = 0.1  # between two reads of a log that grows
+_ASK, _ASK_LATER = 0.5, 5.0  # between two questions to another node; when it could not be reached
 
 
 class Span(StrEnum):
@@ -128,29 +133,54 @@ def router(context: Context) -> APIRouter:
             if not data:
                 await client.wake.wait()
 
-    @routes.get("/workers/{component}/logs/follow", summary="A worker's output as it comes (SSE)", **_SSE)
+    @routes.get("/workers/{name:path}/logs/follow", summary="A worker's output as it comes (SSE)", **_SSE)
     async def follow_worker(
-        component: str,
+        name: str,
+        request: Request,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 200,
         last_event_id: Annotated[str | None, Header()] = None,
         last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
-        """Events are `{lines: […]}`, with `lost: true` where some could not be had."""
-        slot = context.control.slot(component)
-        path = worker_log(settings.data_dir, slot.pool.spec.name, slot.number)
-        return tail(slot.component, Reader(path), lines, last_event_id or last)
+        """Events are `{lines: […]}`, with `lost: true` where some could not be had, and `error` where another node that has them
+        cannot be reached.
+        """
+        found = await fleet.read(context)
+        worker = found.worker(name)
+        return tail(request, found.node(worker["node_id"]), worker["component"], lines, last_event_id or last)
 
     @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
     async def follow_job(
         job: Id,
+        request: Request,
         lines: Annotated[int, Query(ge=0, le=10_000)] = 1000,
         last_event_id: Annotated[str | None, Header()] = None,
         last: Annotated[str | None, Query(description=_LAST)] = None,
     ) -> EventStream:
-        await context.reader.call(lambda store: store.jobs.find(job))
-        return tail(f"job:{job}", Reader(JobLogs(settings.data_dir).path(job)), lines, last_event_id or last)
+        """Of a job that ran on several nodes: what its last run printed, with a `note` that says so."""
 
-    def tail(subject: str, file: Reader, lines: int, place: str | None) -> EventStream:
+        def find(store: Store) -> tuple[dict[str, Any] | None, str | None]:
+            store.jobs.find(job)
+            try:
+                return remote.holder(store, read_fleet(store), job), None
+            except Unreachable as error:
+                return None, str(error)
+
+        node, problem = await context.reader.call(find)
+        if problem:
+            return told(problem)
+        return tail(request, node, f"job:{job}", lines, last_event_id or last)
+
+    def told(problem: str) -> EventStream:
+        """A stream that says why there is none. A client that cannot read the body of an error is told, too."""
+
+        async def say() -> AsyncIterator[bytes]:
+            yield _RETRY_LATER + _event({"lines": [], "error": problem})
+
+        return EventStream(say(), lambda: None)
+
+    def tail(
+        request: Request, node: Mapping[str, Any] | None, subject: str, lines: int, place: str | None
+    ) -> EventStream:
         admit()
         wake = context.tails.follow(subject)
         mark, over = object(), asyncio.Event()
@@ -162,6 +192,10 @@ def router(context: Context) -> APIRouter:
             open_tails.discard(mark)
             context.tails.leave(subject, wake)
 
+        if node is not None and not fleet.is_own(context, node["id"]):
+            fleet.refuse_second(request, node)
+            return EventStream(_far(context, node, subject, over, lines, place), gone)
+        file = Reader(remote.path_of(settings.data_dir, subject))
         return EventStream(_lines(context.tails, file, wake, over, lines, place, settings.event_keepalive), gone)
 
     @routes.get("/stats", summary="What ended, how long it took and waited, over time")
@@ -215,8 +249,41 @@ async def _lines(
         file.close()
 
 
+async def _far(
+    context: Context, node: Mapping[str, Any], subject: str, over: asyncio.Event, lines: int, place: str | None
+) -> AsyncIterator[bytes]:
+    """The same of another node, which is asked again and again. While it cannot be reached, that is what is said."""
+    yield _RETRY
+    first, problem, quiet = True, "", 0.0
+    while not (over.is_set() or context.tails.closed):
+        rest = _ASK
+        try:
+            found = await fleet.log_of(context, node, subject, lines, place)
+        except OstlerError as error:
+            rest = _ASK_LATER
+            if str(error) != problem:
+                problem = str(error)
+                yield _event({"lines": [], "error": problem}, place)
+        else:
+            place = found.place or place
+            if first or problem or found.lines:
+                event: dict[str, Any] = {"lines": found.lines, "note": f"on node {node['label']}"}
+                yield _event(event | ({"lost": True} if found.lost else {}), place)
+                first, problem, quiet = False, "", 0.0
+        quiet += rest
+        if quiet > context.settings.event_keepalive:
+            quiet = 0.0
+            yield KEEP_ALIVE
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(over.wait(), rest)
+
+
 def _said(lines: list[str], file: Reader) -> bytes:
     event: dict[str, Any] = {"lines": lines}
     if file.lost:
         event["lost"], file.lost = True, False
-    return f"id: {file.place}\ndata: {json.dumps(event)}\n\n".encode()
+    return _event(event, file.place)
+
+
+def _event(event: dict[str, Any], place: str | None = None) -> bytes:
+    return f"id: {place or ''}\ndata: {json.dumps(event)}\n\n".encode()

@@ -3,22 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, ConfigDict, create_model
 
-from ostler.errors import NotFound
 from ostler.lifecycle import ends
 from ostler.lifecycle.logs import last, worker_log
 from ostler.store import views
+from ostler.web import fleet
 from ostler.web.context import Context
+from ostler.web.fleet import accepted
 from ostler.web.render import JSONResponse
 
 # One worker slot, from the one definition of its shape. Times are milliseconds UTC.
 _FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.WORKER.items()}
 WorkerView = create_model("WorkerView", __config__=ConfigDict(extra="allow"), **_FIELDS)
+
+
+_VERBS = {
+    "drain": "Finish, exit, stay stopped",
+    "restart": "Reset and start",
+    "reset": "Forget crashes; failed becomes stopped",
+    "kill": "SIGKILL, now",
+}
 
 
 class WorkerList(BaseModel):
@@ -33,83 +43,95 @@ class Accepted(BaseModel):
     pool: str | None = None
     action: str
     status: str | None = None
+    message: str | None = None
 
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["workers"])
     control = context.control
 
-    @routes.get("/workers", response_model=WorkerList, summary="All workers")
+    @routes.get("/workers", response_model=WorkerList, summary="All workers of all nodes")
     async def listing() -> JSONResponse:
-        rows = await context.reader.call(lambda store: store.health.get_all_workers())
-        return JSONResponse({"workers": [ends.shown(row) for row in rows]})
+        found = await fleet.read(context)
+        return JSONResponse({"workers": [ends.shown(row) for row in found.workers]})
 
     @routes.post("/workers/pause", response_model=Accepted, summary="Pause all workers")
     async def pause_all() -> JSONResponse:
         """They stay alive, finish the job they have, and take nothing new."""
         await control.pause(None)
-        return _accepted("pause")
+        return accepted("pause")
 
     @routes.post("/workers/resume", response_model=Accepted, summary="Resume all workers")
     async def resume_all() -> JSONResponse:
         """Starts what is stopped, never what is failed. Twice is the same as once."""
         await control.resume(None)
-        return _accepted("resume")
+        await fleet.start_elsewhere(context, None)
+        return accepted("resume")
 
-    @routes.get("/workers/{component}", response_model=WorkerView, summary="A worker with its history of exits")
-    async def one(component: str) -> JSONResponse:
-        rows = [
-            w
-            for w in await context.reader.call(lambda store: store.health.get_all_workers())
-            if w["component"] == component
-        ]
-        if not rows:
-            raise NotFound(
-                f"there is no worker {component!r}; known are: {', '.join(context.supervisor.slots) or 'none'}"
-            )
-        node = rows[0]["node"]
+    @routes.get("/workers/{name:path}/logs", summary="The last output of a worker")
+    async def logs(
+        name: str, request: Request, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000
+    ) -> PlainTextResponse:
+        """Of a worker of another node, at most 512 KiB and 10,000 lines."""
+        found = await fleet.read(context)
+        worker = found.worker(name)
+        node = found.node(worker["node_id"])
+        if fleet.is_own(context, node["id"]):
+            path = worker_log(context.settings.data_dir, *_slot(worker))
+            kept = await asyncio.to_thread(last, path, lines)
+        else:
+            fleet.refuse_second(request, node)
+            kept = (await fleet.log_of(context, node, worker["component"], min(lines, 10_000))).lines
+        return PlainTextResponse("".join(f"{line}\n" for line in kept))
+
+    for verb, words in _VERBS.items():
+        _add_verb(routes, context, verb, words)
+
+    @routes.get("/workers/{name:path}", response_model=WorkerView, summary="A worker with its history of exits")
+    async def one(name: str) -> JSONResponse:
+        """`name` is node/worker:pool:n, or worker:pool:n while that means one worker only."""
+        worker = (await fleet.read(context)).worker(name)
+        node, component = worker["node_id"], worker["component"]
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
-        return JSONResponse({**ends.shown(rows[0]), "exits": ends.exits(exits)})
-
-    @routes.get("/workers/{component}/logs", summary="The last output of a worker")
-    async def logs(component: str, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
-        slot = control.slot(component)
-        path = worker_log(context.settings.data_dir, slot.pool.spec.name, slot.number)
-        return PlainTextResponse("".join(f"{line}\n" for line in await asyncio.to_thread(last, path, lines)))
-
-    @routes.post("/workers/{component}/drain", response_model=Accepted, summary="Finish, exit, stay stopped")
-    async def drain(component: str) -> JSONResponse:
-        return _accepted("drain", component=component, status=control.drain(component))
-
-    @routes.post("/workers/{component}/restart", response_model=Accepted, summary="Reset and start")
-    async def restart(component: str) -> JSONResponse:
-        return _accepted("restart", component=component, status=control.restart(component))
-
-    @routes.post(
-        "/workers/{component}/reset", response_model=Accepted, summary="Forget crashes; failed becomes stopped"
-    )
-    async def reset(component: str) -> JSONResponse:
-        return _accepted("reset", component=component, status=control.reset(component))
-
-    @routes.post("/workers/{component}/kill", response_model=Accepted, summary="SIGKILL, now")
-    async def kill(component: str) -> JSONResponse:
-        return _accepted("kill", component=component, status=control.kill(component))
+        return JSONResponse({**ends.shown(worker), "exits": ends.exits(exits)})
 
     @routes.get("/pools", summary="All pools")
     async def pools() -> JSONResponse:
         return JSONResponse({"pools": pool_views(context)})
 
-    @routes.post("/pools/{pool}/pause", response_model=Accepted, summary="Pause the workers of one pool")
+    @routes.post("/pools/{pool}/pause", response_model=Accepted, summary="Pause the workers of one pool, on all nodes")
     async def pause(pool: str) -> JSONResponse:
-        await control.pause(control.pool(pool).spec.name)
-        return _accepted("pause", pool=pool)
+        await known(pool)
+        await control.pause(pool)
+        return accepted("pause", pool=pool)
 
-    @routes.post("/pools/{pool}/resume", response_model=Accepted, summary="Resume the workers of one pool")
+    @routes.post(
+        "/pools/{pool}/resume", response_model=Accepted, summary="Resume the workers of one pool, on all nodes"
+    )
     async def resume(pool: str) -> JSONResponse:
-        await control.resume(control.pool(pool).spec.name)
-        return _accepted("resume", pool=pool)
+        await known(pool)
+        await control.resume(pool)
+        await fleet.start_elsewhere(context, pool)
+        return accepted("resume", pool=pool)
+
+    async def known(pool: str) -> None:
+        """Raises NotFound for a pool that no node has."""
+        here = pool in context.supervisor.pools
+        if not here and pool not in {worker["pool"] for worker in (await fleet.read(context)).workers}:
+            control.pool(pool)
 
     return routes
+
+
+def _add_verb(routes: APIRouter, context: Context, verb: str, words: str) -> None:
+    @routes.post(f"/workers/{{name:path}}/{verb}", response_model=Accepted, summary=words, name=verb)
+    async def order(name: str) -> JSONResponse:
+        """Of a worker of another node: 202 when it has not answered within 3 seconds."""
+        return await fleet.order(context, name, verb)
+
+
+def _slot(worker: Mapping[str, Any]) -> tuple[str, str]:
+    return worker["pool"], worker["component"].rpartition(":")[2]
 
 
 def pool_views(context: Context) -> list[dict[str, Any]]:
@@ -124,7 +146,3 @@ def pool_views(context: Context) -> list[dict[str, Any]]:
         kind = pool.spec.tenant.kind
         found.append({"pool": name, "kind": kind, "workers": len(pool.slots), "paused": paused, "status": counts})
     return found
-
-
-def _accepted(action: str, **more: Any) -> JSONResponse:
-    return JSONResponse({"ok": True, "action": action, **more})

@@ -4,7 +4,7 @@ import { button, complaints } from "./actions.js";
 import { attr, bar, fill, h, keyed, s, setPill, text } from "./dom.js";
 import { count, fine, moment, now, span } from "./format.js";
 import { tail } from "./logs.js";
-import { state } from "./state.js";
+import { nodeLabel, several, state, workerLink } from "./state.js";
 
 const ENDED = ["done", "failed", "cancelled"];
 
@@ -69,7 +69,8 @@ export function page(id) {
     const list = [
       ["Queue", h("a", { href: `#/jobs?queue=${encodeURIComponent(job.queue)}` }, job.queue)],
       ["Runs", runs],
-      ["Worker", job.worker && h("a", { href: `#/workers/${job.worker}` }, job.worker)],
+      ["Node", several() ? nodeLabel(job.node_id) : null],
+      ["Worker", job.worker && h("a", { href: workerLink(several() ? `${nodeLabel(job.node_id)}/${job.worker}` : job.worker) }, job.worker)],
       ["Created", moment(job.created_at)],
       ["Not before", job.run_at && job.status === "queued" ? moment(job.run_at) : null],
       ["Waits", job.waiting_for?.text],
@@ -107,7 +108,7 @@ export function page(id) {
         }
         soon();
       }
-      if (changes.has("snapshot")) soon();
+      if (changes.has("snapshot") || changes.has("nodes")) soon();
     },
     tick: () => job && !ENDED.includes(job.status) && line.update(job),
     close() {
@@ -130,7 +131,7 @@ function stretches(events, end) {
     const { name, at } = event;
     if (name === "processing") {
       close(at);
-      open = { kind: "run", from: at, words: `run ${event.data?.attempt ?? ""} on ${event.data?.worker ?? "a worker"}` };
+      open = { kind: "run", from: at, words: `run ${event.data?.attempt ?? ""} on ${placed(event.data)}` };
     } else if (["done", "failed", "cancelled"].includes(name)) close(at, name);
     else if (name === "created" || name === "retried" || name === "snoozed" || name.startsWith("requeued") || name.startsWith("aborted") || name.startsWith("returned")) {
       close(at, name);
@@ -141,9 +142,13 @@ function stretches(events, end) {
   return found;
 }
 
+/** The worker of a run, with its node where there are several. */
+const placed = (data) => `${several() && data?.node ? `${nodeLabel(data.node)}/` : ""}${data?.worker ?? "a worker"}`;
+
 /** What an event says: the error's message where it has one, else its data. */
-function said({ data }) {
+function said({ data, name }) {
   if (data === null || data === undefined) return "";
+  if (name === "processing") return `run ${data.attempt} on ${placed(data)}`;
   if (typeof data.message !== "string") return JSON.stringify(data);
   return `${data.code ? `${data.code}: ` : ""}${data.message}${data.worker ? ` (run ${data.attempt ?? ""} on ${data.worker})` : ""}`;
 }
@@ -182,7 +187,7 @@ function timeline() {
     attr(track, "viewBox", `0 0 ${width} 32`);
     attr(track, "aria-label", spans.map((one) => `${one.words} ${span((one.to - one.from) / 1000)}`).join(", then "));
     track.replaceChildren(...parts);
-    keyed(list, shown, (e) => e.seq, (e) => ({
+    keyed(list, shown, (e) => `${e.seq} ${several()}`, (e) => ({
       el: h("li", { class: "row" }, h("time", { title: moment(e.at) }, fine(e.at)), h("span", { class: "muted after" }, `+${span((e.at - start) / 1000)}`), h("strong", {}, e.name),
         h("code", { class: e.data?.message ? "grow wraps" : "grow cut" }, said(e))),
     }));

@@ -4,7 +4,7 @@ import { button, complaints } from "./actions.js";
 import { attr, bar, fill, h, keyed, setPill, text } from "./dom.js";
 import { ago, count, moment, now, span } from "./format.js";
 import { newJob } from "./enqueue.js";
-import { state } from "./state.js";
+import { nodeLabel, several, state } from "./state.js";
 
 const STATUSES = ["queued", "processing", "done", "failed", "cancelled"];
 const PAGE = 50;
@@ -50,7 +50,8 @@ export function page(_, query) {
   const body = h("tbody");
   const all = h("input", { type: "checkbox", "aria-label": "Choose all on this page" });
   all.onchange = () => pick(all.checked ? rows.map((job) => job.id) : []);
-  const table = h("table", { class: "jobs cards" }, h("thead", {}, h("tr", {}, h("th", { class: "check" }, all), ["Job", "Task", "Status", "Progress", "Queue", "Runs", "Worker", "Created", "Took"].map((t) => h("th", { scope: "col" }, t)))), body);
+  const where = h("th", { scope: "col" }, "Node");
+  const table = h("table", { class: "jobs cards" }, h("thead", {}, h("tr", {}, h("th", { class: "check" }, all), ["Job", "Task", "Status", "Progress", "Queue", "Runs"].map((t) => h("th", { scope: "col" }, t)), where, ["Worker", "Created", "Took"].map((t) => h("th", { scope: "col" }, t)))), body);
   const note = h("p", { class: "muted" });
   const older = h("button", { type: "button" }, "Show older");
   older.onclick = () => load(next);
@@ -114,6 +115,7 @@ export function page(_, query) {
 
   function draw() {
     const shown = rows.slice(0, MOST);
+    where.hidden = !several();
     keyed(body, shown, (job) => job.id, (job) => jobRow(job, chosen, draw));
     const filtered = Object.values(filters).some(Boolean);
     text(note, shown.length ? "" : filtered ? (next ? "None among the newest 20,000; look further back." : "No job fits.") : "No jobs yet. Enqueue one with “New job”, or: ostler enqueue TASK key=value");
@@ -214,10 +216,10 @@ function jobRow(first, chosen, draw) {
   const status = h("span", { class: "pill" });
   const why = h("span", { class: "muted cut why" });
   const progress = bar(`Progress of job ${first.id}`);
-  const cell = Object.fromEntries(["runs", "worker", "created", "took"].map((name) => [name, h("td", { class: name === "created" ? "act muted" : "spare" })]));
+  const cell = Object.fromEntries(["runs", "node", "worker", "created", "took"].map((name) => [name, h("td", { class: name === "created" ? "act muted" : "spare" })]));
   const el = h("tr", { id: `job-${first.id}` }, h("td", { class: "check" }, check), h("th", { scope: "row" }, h("a", { href: `#/jobs/${first.id}` }, `#${first.id}`)),
     h("td", { class: "what" }, h("a", { href: `#/jobs/${first.id}` }, first.task), h("span", { class: "muted cut" }, brief(first.args))),
-    h("td", {}, status, why), h("td", { class: "work" }, progress.el), h("td", { class: "spare" }, first.queue), cell.runs, cell.worker, cell.created, cell.took);
+    h("td", {}, status, why), h("td", { class: "work" }, progress.el), h("td", { class: "spare" }, first.queue), cell.runs, cell.node, cell.worker, cell.created, cell.took);
   return {
     el,
     update(job) {
@@ -227,6 +229,8 @@ function jobRow(first, chosen, draw) {
       progress.el.hidden = job.progress === null || job.progress === undefined;
       progress.update(job.status === "done" ? 100 : job.progress);
       text(cell.runs, job.attempt ? `${job.attempt}${job.crashes ? `, ${job.crashes} crashed` : ""}` : "");
+      text(cell.node, nodeLabel(job.node_id));
+      cell.node.hidden = !several();
       text(cell.worker, job.worker ? job.worker.replace("worker:", "") : "");
       text(cell.created, ago(job.created_at));
       attr(cell.created, "title", moment(job.created_at));

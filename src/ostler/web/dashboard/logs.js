@@ -41,11 +41,15 @@ export function tail(path, label) {
     source.onmessage = (message) => {
       place = message.lastEventId;
       const said = JSON.parse(message.data);
+      if (said.error) {
+        note.textContent = said.error;
+        return;
+      }
       if (said.lost) waiting.push("… some lines could not be had …");
       for (const line of said.lines.slice(-MOST)) waiting.push(line.replace(COLOURS, "")); // there may be more of them than a call can take
-      if (!lines && !waiting.length) note.textContent = "nothing printed yet";
+      const following = said.note ? `following, ${said.note}` : "following";
+      note.textContent = !lines && !waiting.length ? `nothing printed yet${said.note ? `, ${said.note}` : ""}` : following;
       if (!drawing && waiting.length) {
-        note.textContent = "following";
         drawing = true;
         requestAnimationFrame(draw);
       }

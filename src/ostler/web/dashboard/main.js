@@ -4,12 +4,14 @@ import { ago } from "./format.js";
 import { page as job } from "./job.js";
 import { page as jobs } from "./jobs.js";
 import { page as later } from "./later.js";
+import { page as nodes } from "./nodes.js";
 import { page as overview } from "./overview.js";
-import { start, state, subscribe } from "./state.js";
+import { several, start, state, subscribe } from "./state.js";
 import { page as workers } from "./workers.js";
 
 const PAGES = {
   overview,
+  nodes,
   workers,
   jobs: (id, query) => (id && /^\d+$/.test(id) ? job(id) : jobs(id, query)),
   calls: later("calls"),
@@ -28,7 +30,7 @@ function route() {
   fill(main, shown.el);
   document.title = `${shown.title} · Ostler`;
   for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
-  shown.update?.(new Set(["snapshot", "queues", "workers", "jobs", "health", "incidents"]));
+  shown.update?.(new Set(["snapshot", "queues", "workers", "jobs", "health", "incidents", "nodes"]));
 }
 
 /** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */
@@ -83,6 +85,7 @@ addEventListener("hashchange", () => {
   before = location.hash;
 });
 subscribe((changes) => {
+  if (changes.has("nodes") || changes.has("snapshot")) document.querySelector('nav a[data-page="nodes"]').hidden = !several();
   if (changes.has("connection")) connection();
   shown?.update?.(changes);
 });

@@ -4,7 +4,7 @@ import { button, complaints } from "./actions.js";
 import { attr, bar, h, keyed, pill, setPill, text } from "./dom.js";
 import { ago, clock, count, eta, now, rate, since, span } from "./format.js";
 import { plot, whole } from "./plots.js";
-import { state } from "./state.js";
+import { nodeLabel, several, state, workerLink } from "./state.js";
 
 const BACK = { "10m": 600, "1h": 3600, "24h": 86400, "7d": 604800 };
 const SHOWN = 12;
@@ -54,7 +54,8 @@ function banner() {
       attr(el, "data-state", found.status === "healthy" && paused ? "paused" : found.status);
       text(mark, paused && found.status === "healthy" ? "Ⅱ" : MARKS[found.status]);
       text(word, found.status === "healthy" && paused ? "All queues are paused" : WORDS[found.status]);
-      text(where, state.node ? `node ${state.node}, up ${since(state.started)}` : "");
+      const alive = [...state.nodes.values()].filter((node) => node.alive).length;
+      text(where, state.node ? `node ${state.node}, up ${since(state.started)}${several() ? `; ${alive} of ${state.nodes.size} nodes live` : ""}` : "");
       keyed(reasons, found.errors, (words) => words, (words) => ({ el: h("li", {}, linked(words)) }));
       reasons.hidden = !found.errors.length;
     },
@@ -216,11 +217,14 @@ function runningJobs() {
 
 function jobLine(first) {
   const progress = bar(`Progress of job ${first.id}`);
+  const node = h("span", { class: "muted" });
   const what = h("span", { class: "grow cut" });
   const age = h("span", { class: "muted" });
   return {
-    el: h("li", { class: "row" }, h("a", { href: `#/jobs/${first.id}` }, `#${first.id}`), h("span", {}, first.task), what, progress.el, age),
+    el: h("li", { class: "row" }, h("a", { href: `#/jobs/${first.id}` }, `#${first.id}`), h("span", {}, first.task), node, what, progress.el, age),
     update(job) {
+      text(node, nodeLabel(job.node_id));
+      node.hidden = !several();
       text(what, job.stage ?? "");
       progress.el.hidden = job.progress === null;
       progress.update(job.progress);
@@ -246,27 +250,30 @@ function incidentLine(first) {
   const time = h("time");
   const words = h("p");
   const detail = h("p", { class: "muted" });
+  const node = h("span", { class: "muted small" });
   let shown = null;
   return {
-    el: h("li", { "data-level": first.level }, h("span", { class: "unseen" }, `${first.level}: `), time, h("div", { class: "grow" }, words, detail)),
+    el: h("li", { "data-level": first.level }, h("span", { class: "unseen" }, `${first.level}: `), time, h("div", { class: "grow" }, words, detail), node),
     update(incident) {
       attr(time, "datetime", new Date(incident.at).toISOString());
       attr(time, "title", clock(incident.at));
       text(time, ago(incident.at));
       if (shown !== incident.text) {
         shown = incident.text;
-        words.replaceChildren(...linked(incident.text));
+        words.replaceChildren(...linked(incident.text, several() ? incident.node : null));
       }
+      text(node, incident.node);
+      node.hidden = !several();
       text(detail, incident.detail ?? "");
       detail.hidden = !incident.detail;
     },
   };
 }
 
-/** Words with the workers and jobs in them as links. */
-export function linked(words) {
-  return words.split(/(worker:[\w.-]+:\d+|job \d+)/).map((part) => {
-    if (part.startsWith("worker:")) return h("a", { href: `#/workers/${part}` }, part);
+/** Words with the workers and jobs in them as links; `node` is the one that said them. */
+export function linked(words, node = null) {
+  return words.split(/((?:[\w.@-]+\/)?worker:[\w.-]+:\d+|job \d+)/).map((part) => {
+    if (part.includes("worker:")) return h("a", { href: workerLink(node && !part.includes("/") ? `${node}/${part}` : part) }, part);
     if (/^job \d+$/.test(part)) return h("a", { href: `#/jobs/${part.slice(4)}` }, part);
     return part;
   });

@@ -12,7 +12,8 @@ export const state = {
   total: null, // all queues in one
   before: null, // its last bucket of counters but one
   queues: new Map(),
-  workers: new Map(),
+  nodes: new Map(), // by id; none while there is only this one
+  workers: new Map(), // by node and component: two nodes have workers of the same name
   jobs: new Map(),
   incidents: new Map(),
   said: new Map(), // topic -> when its state was told, by the node's clock
@@ -59,11 +60,37 @@ function take(event) {
   if (kind === "queue" && second === "jobs") state.jobs.set(event.job.id, event.job), touch("jobs");
   else if (kind === "queue" && second === "status") total(event.queue), touch("queues");
   else if (kind === "queue") state.queues.set(event.queue.queue, event.queue), touch("queues");
-  else if (kind === "worker") state.workers.set(event.worker.component, event.worker), touch("workers");
+  else if (kind === "worker") put(state.workers, workerKey(event.worker), event.worker), touch("workers");
+  else if (second === "nodes") put(state.nodes, event.node.id, event.node), touch("nodes");
   else if (second === "health") (state.health = event.health), touch("health");
   else if (second === "incidents") state.incidents.set(`${event.incident.node}-${event.incident.id}`, event.incident), touch("incidents");
   if (state.jobs.size > 2000) trim();
 }
+
+const workerKey = (worker) => `${worker.node_id}/${worker.component}`;
+
+/** What has left for good says so in its last state. */
+function put(map, key, value) {
+  if (value.gone) map.delete(key);
+  else map.set(key, value);
+}
+
+/** Whether more than one node is known: then it is told which one a worker or job is of. */
+export const several = () => state.nodes.size > 1;
+
+/** What a node is called: its name, or its id where two share it. */
+export const nodeLabel = (id) => state.nodes.get(id)?.label ?? id?.replace(/@[^@]*$/, "") ?? "";
+
+/** The worker of that name: its full one, or without its node where that is enough. */
+export function findWorker(name) {
+  const all = [...state.workers.values()];
+  const found = all.filter((w) => w.name === name);
+  const same = found.length ? found : all.filter((w) => w.component === name || `${w.node}/${w.component}` === name || `${w.node_id}/${w.component}` === name);
+  return same.length === 1 ? same[0] : null;
+}
+
+/** Where a worker's page is: `name` as verbs take it. */
+export const workerLink = (name) => `#/workers/${encodeURIComponent(name).replaceAll("%3A", ":").replaceAll("%2F", "/").replaceAll("%40", "@")}`;
 
 function total(queue) {
   if (state.total?.recent && state.total.recent.at !== queue.recent?.at) state.before = state.total.recent;
@@ -72,7 +99,7 @@ function total(queue) {
 
 function stream(event) {
   if (event.type === "resync") {
-    for (const map of [state.queues, state.workers, state.jobs, state.incidents]) map.clear();
+    for (const map of [state.queues, state.nodes, state.workers, state.jobs, state.incidents]) map.clear();
     return;
   }
   setClock(event.timestamp);

@@ -4,7 +4,7 @@ import { button, complaints } from "./actions.js";
 import { attr, bar, fill, h, keyed, setPill, text } from "./dom.js";
 import { ago, megabytes, moment, now, since, span } from "./format.js";
 import { tail } from "./logs.js";
-import { state } from "./state.js";
+import { findWorker, several, state, workerLink } from "./state.js";
 
 const VERBS = {
   drain: { label: "Drain", words: "It finishes what it has, exits, and stays stopped until it is restarted or its pool resumed.", danger: false },
@@ -23,7 +23,7 @@ function allowed(status) {
   };
 }
 
-export function page(component) {
+export function page(name) {
   const errors = complaints();
   const pools = h("div");
   const all = (verb, label, words) => button(label, () => post(`/workers/${verb}`), { errors, ask: words && { title: `${label}?`, words, danger: false }, done: `all pools ${verb}d` });
@@ -32,18 +32,18 @@ export function page(component) {
       h("div", { class: "row" }, all("pause", "Pause all", "All workers stay alive, finish what they have, and take nothing new."), all("resume", "Resume all"))),
     errors.el, pools);
   let detail = null;
-  if (component) {
-    detail = one(component);
+  if (name) {
+    detail = one(name);
     pools.before(detail.el);
   }
   return {
     el,
-    title: component ?? "Workers",
+    title: name ?? "Workers",
     update() {
       const found = new Map();
       for (const worker of state.workers.values()) found.set(worker.pool, [...(found.get(worker.pool) ?? []), worker]);
       keyed(pools, [...found].sort((a, b) => (a[0] < b[0] ? -1 : 1)), ([name]) => name, ([name]) => pool(name));
-      if (!found.size && state.connection === "live" && state.epoch) fill(pools, h("p", { class: "panel muted" }, "This node has no workers."));
+      if (!found.size && state.connection === "live" && state.epoch) fill(pools, h("p", { class: "panel muted" }, "There are no workers."));
       detail?.update();
     },
     tick() {
@@ -62,22 +62,24 @@ function pool(name) {
   const resume = verb("resume", "Resume");
   attr(pause, "aria-label", `Pause pool ${name}`);
   attr(resume, "aria-label", `Resume pool ${name}`);
+  const where = h("th", { scope: "col", class: "node" }, "Node");
   const body = h("tbody");
   const el = h("section", { class: "panel", "aria-label": `Pool ${name}` },
     h("div", { class: "row between" }, h("h2", {}, name, " ", flag, " ", load), h("div", { class: "row" }, pause, resume)),
     errors.el,
     h("div", { class: "scroll" }, h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, ["Worker", "State", "Pid", "Age", "Memory", "At work on", "Crashes", "Last end", ""].map((t) => h("th", { scope: "col" }, t)))), body)));
+      h("thead", {}, h("tr", {}, where, ["Worker", "State", "Pid", "Age", "Memory", "At work on", "Crashes", "Last end", ""].map((t) => h("th", { scope: "col" }, t)))), body)));
   return {
     el,
     update([, workers]) {
       const paused = workers.every((w) => w.paused);
+      where.hidden = !several();
       flag.hidden = !paused;
       pause.hidden = paused;
       resume.hidden = !paused;
       const busy = workers.filter((w) => w.current_job).length;
       text(load, `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${busy ? `, ${busy} busy` : ""}`);
-      keyed(body, workers.sort((a, b) => a.id - b.id), (w) => w.component, row);
+      keyed(body, workers.sort((a, b) => (a.node < b.node ? -1 : a.node > b.node ? 1 : a.id - b.id)), (w) => `${w.node_id}/${w.component}`, row);
     },
   };
 }
@@ -89,13 +91,19 @@ function row(first) {
   const job = h("a");
   const progress = bar(`Progress of the job of ${first.component}`);
   const work = h("td", { class: "work" }, job, progress.el);
-  const more = h("a", { class: "button small", href: `#/workers/${first.component}` }, "Details");
-  attr(more, "aria-label", `Details of ${first.component}`);
-  const el = h("tr", { id: first.component }, h("th", { scope: "row" }, h("a", { href: `#/workers/${first.component}` }, first.component)), h("td", {}, status, " ", note),
+  const more = h("a", { class: "button small" }, "Details");
+  const name = h("a");
+  const node = h("td", { class: "node" });
+  const el = h("tr", { id: first.component }, node, h("th", { scope: "row" }, name), h("td", {}, status, " ", note),
     cell.pid, cell.age, cell.memory, work, cell.crashes, cell.end, h("td", { class: "act" }, more));
   return {
     el,
     update(w) {
+      for (const link of [name, more]) attr(link, "href", workerLink(w.name));
+      attr(more, "aria-label", `Details of ${w.name}`);
+      text(name, w.component);
+      text(node, w.node);
+      node.hidden = !several();
       setPill(status, w.status);
       text(note, w.restart_at ? `again in ${span(Math.max(0, (w.restart_at - now()) / 1000))}` : "");
       text(cell.pid, w.pid ?? "");
@@ -115,25 +123,25 @@ function row(first) {
 }
 
 /** One worker: what it can be told, its ends, its output. */
-function one(component) {
+function one(name) {
   const errors = complaints();
   const status = h("span", { class: "pill" });
   const facts = h("p", { class: "muted" });
   const buttons = {};
   for (const [verb, { label, words, danger }] of Object.entries(VERBS)) {
-    buttons[verb] = button(label, () => post(`/workers/${encodeURIComponent(component)}/${verb}`), {
+    buttons[verb] = button(label, async () => (await post(`/workers/${encodeURIComponent(name)}/${verb}`)).message, {
       errors,
       kind: verb === "kill" ? "danger" : "",
-      ask: { title: `${label} ${component}?`, words, verb: label, danger: danger ?? true },
-      done: `${component}: ${verb}`,
+      ask: { title: `${label} ${name}?`, words, verb: label, danger: danger ?? true },
+      done: `${name}: ${verb}`,
     });
   }
   const body = h("tbody");
   const none = h("p", { class: "muted" }, "It has never ended.");
   const ends = h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, ["When", "Generation", "Kind", "How", "Job", "Peak memory", "Last line"].map((t) => h("th", { scope: "col" }, t)))), body));
-  const log = tail(`/api/v1/workers/${encodeURIComponent(component)}/logs/follow`, `Output of ${component}`);
-  const el = h("section", { class: "panel", "aria-label": component, id: "detail" },
-    h("div", { class: "row between wrap" }, h("h2", {}, component, " ", status), h("div", { class: "row wrap" }, Object.values(buttons), h("a", { class: "button", href: "#/workers" }, "Close"))),
+  const log = tail(`/api/v1/workers/${encodeURIComponent(name)}/logs/follow`, `Output of ${name}`);
+  const el = h("section", { class: "panel", "aria-label": name, id: "detail" },
+    h("div", { class: "row between wrap" }, h("h2", {}, name, " ", status), h("div", { class: "row wrap" }, Object.values(buttons), h("a", { class: "button", href: "#/workers" }, "Close"))),
     facts, errors.el,
     h("h3", {}, "Output"), log.el,
     h("h3", {}, "How it ended before"), none, ends);
@@ -141,7 +149,7 @@ function one(component) {
 
   async function history() {
     try {
-      const found = await get(`/workers/${encodeURIComponent(component)}`);
+      const found = await get(`/workers/${encodeURIComponent(name)}`);
       none.hidden = found.exits.length > 0;
       ends.hidden = !none.hidden;
       keyed(body, found.exits, (e) => `${e.generation}-${e.at}`, (e) => ({
@@ -155,13 +163,14 @@ function one(component) {
   return {
     el,
     update() {
-      const w = state.workers.get(component);
+      const w = findWorker(name);
       if (!w) {
-        if (state.epoch) text(facts, `There is no worker ${component} on this node.`);
+        const same = [...state.workers.values()].filter((other) => other.component === name);
+        if (state.epoch) fill(facts, same.length ? ["Several nodes have it: ", same.map((other) => [h("a", { href: workerLink(other.name) }, other.name), " "])] : `There is no worker ${name}.`);
         return;
       }
       setPill(status, w.status);
-      const parts = [w.pid && `pid ${w.pid}`, `generation ${w.generation}`, w.started_at && `started ${moment(w.started_at)}`, megabytes(w.rss_mb), w.current_job && `at job ${w.current_job} (${w.task})`, w.paused && "paused"];
+      const parts = [several() && `node ${w.node}`, w.pid && `pid ${w.pid}`, `generation ${w.generation}`, w.started_at && `started ${moment(w.started_at)}`, megabytes(w.rss_mb), w.current_job && `at job ${w.current_job} (${w.task})`, w.paused && "paused"];
       text(facts, parts.filter(Boolean).join(" · "));
       for (const [verb, possible] of Object.entries(allowed(w.status))) if (!buttons[verb].hasAttribute("aria-busy")) buttons[verb].disabled = !possible;
       const mark = `${w.generation} ${w.status} ${w.last_exit?.at}`;

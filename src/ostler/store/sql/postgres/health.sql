@@ -75,9 +75,11 @@ SELECT h.*, (SELECT id FROM ostler.jobs j WHERE j.status = 'processing' AND j.wo
   FROM ostler.health h WHERE h.node = :node AND h.component = :component;
 
 -- name: workers
-SELECT h.*, (SELECT id FROM ostler.jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
-                ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1) AS current_job
-  FROM ostler.health h WHERE (:node::text IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
+SELECT h.*, t.id AS current_job, t.task AS current_task
+  FROM ostler.health h LEFT JOIN ostler.jobs t
+       ON t.id = (SELECT id FROM ostler.jobs j WHERE j.status = 'processing' AND j.worker = h.component AND j.node = h.node
+                   ORDER BY j.started_at, j.priority DESC, j.id LIMIT 1)
+ WHERE (:node::text IS NULL OR h.node = :node) ORDER BY h.node, h.pool, h.component;
 
 -- name: served_pools
 SELECT DISTINCT w.pool FROM ostler.health w JOIN ostler.nodes n ON n.id = w.node

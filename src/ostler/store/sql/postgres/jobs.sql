@@ -158,7 +158,7 @@ SELECT * FROM ostler.jobs WHERE id = :id;
 -- name: keep_events
 -- What the rows of these jobs alone tell is stored, before they forget it. Twice is the same as once.
 INSERT INTO ostler.job_events (job, seq, at, name, data)
-SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt, 'worker', worker)::text FROM ostler.jobs
+SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt, 'worker', worker, 'node', node)::text FROM ostler.jobs
  WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v)) AND claim_seq IS NOT NULL
  UNION ALL
 SELECT id, seq, finished_at, 'done', NULL FROM ostler.jobs

@@ -158,7 +158,7 @@ SELECT * FROM jobs WHERE id = :id;
 -- name: keep_events
 -- What the rows of these jobs alone tell is stored, before they forget it. Twice is the same as once.
 INSERT INTO job_events (job, seq, at, name, data)
-SELECT id, claim_seq, claimed_at, 'processing', json_object('attempt', attempt, 'worker', worker) FROM jobs
+SELECT id, claim_seq, claimed_at, 'processing', json_object('attempt', attempt, 'worker', worker, 'node', node) FROM jobs
  WHERE id IN (SELECT value FROM json_each(:ids)) AND claim_seq IS NOT NULL
  UNION ALL
 SELECT id, seq, finished_at, 'done', NULL FROM jobs

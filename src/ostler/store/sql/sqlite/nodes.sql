@@ -5,7 +5,7 @@ INSERT INTO nodes (id, name, host, home, boot_id, pid, pid_start, token, url, ve
 VALUES (:id, :name, :host, :home, :boot_id, :pid, :pid_start, :token, :url, :version, 'starting', :lease_ms, :now, :now);
 
 -- name: node_beat
-UPDATE nodes SET beat_at = :now WHERE id = :id AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
+UPDATE nodes SET beat_at = :now, skew_ms = :skew WHERE id = :id AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
 
 -- name: node_mark
 UPDATE nodes SET status = :status, beat_at = :now WHERE id = :id AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
@@ -101,6 +101,19 @@ SELECT task, queue, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 
 -- name: schedules_gone
 -- Nobody has declared them for so long that their app is not just being restarted.
 DELETE FROM schedules WHERE next_at < :before AND name NOT IN (SELECT name FROM declared WHERE kind = 'schedule');
+
+-- name: running_by_node
+SELECT node, count(*) AS n FROM jobs WHERE status = 'processing' GROUP BY node;
+
+-- name: orphans
+SELECT j.node, count(*) AS n FROM jobs j LEFT JOIN nodes n ON n.id = j.node
+ WHERE j.status = 'processing' AND (n.id IS NULL OR n.status IN ('stopped', 'dead')) GROUP BY j.node;
+
+-- name: last_run
+SELECT data FROM timeline WHERE job = :job AND name = 'processing' ORDER BY seq DESC LIMIT 1;
+
+-- name: forget_node
+DELETE FROM nodes WHERE id = :id AND status IN ('stopped', 'dead') AND released = 1 RETURNING id;
 
 -- name: wish
 INSERT INTO wishes (node, verb, target, asked_at) VALUES (:node, :verb, :target, :now) RETURNING id;

@@ -99,7 +99,7 @@ SELECT job, seq, at, name, data FROM ostler.job_events
 SELECT id, 1, created_at, 'created', NULL FROM ostler.jobs
  WHERE NOT EXISTS (SELECT 1 FROM ostler.job_events WHERE job = jobs.id AND seq = 1)
  UNION ALL
-SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt, 'worker', worker)::text FROM ostler.jobs
+SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt, 'worker', worker, 'node', node)::text FROM ostler.jobs
  WHERE claim_seq IS NOT NULL AND NOT EXISTS (SELECT 1 FROM ostler.job_events WHERE job = jobs.id AND seq = claim_seq)
  UNION ALL
 SELECT id, seq, finished_at, 'done', NULL FROM ostler.jobs
@@ -196,6 +196,7 @@ CREATE TABLE ostler.nodes (
   status     text NOT NULL CHECK (status IN ('starting', 'healthy', 'stopping', 'stopped', 'dead')),
   lease_ms   bigint NOT NULL,
   beat_at    bigint NOT NULL,
+  skew_ms    bigint NOT NULL DEFAULT 0,
   started_at bigint NOT NULL,
   ended_at   bigint,
   released   int NOT NULL DEFAULT 0,

@@ -12,7 +12,7 @@ SELECT job, seq, at, name, data FROM job_events
 SELECT id, CAST(1 AS INTEGER), created_at, CAST('created' AS TEXT), CAST(NULL AS TEXT) FROM jobs
  WHERE NOT EXISTS (SELECT 1 FROM job_events WHERE job = jobs.id AND seq = 1)
  UNION ALL
-SELECT id, claim_seq, claimed_at, CAST('processing' AS TEXT), CAST(json_object('attempt', attempt, 'worker', worker) AS TEXT) FROM jobs
+SELECT id, claim_seq, claimed_at, CAST('processing' AS TEXT), CAST(json_object('attempt', attempt, 'worker', worker, 'node', node) AS TEXT) FROM jobs
  WHERE claim_seq IS NOT NULL AND NOT EXISTS (SELECT 1 FROM job_events WHERE job = jobs.id AND seq = claim_seq)
  UNION ALL
 SELECT id, seq, finished_at, CAST('done' AS TEXT), CAST(NULL AS TEXT) FROM jobs
@@ -45,6 +45,8 @@ CREATE TABLE nodes (
   status     TEXT NOT NULL CHECK (status IN ('starting', 'healthy', 'stopping', 'stopped', 'dead')),
   lease_ms   INTEGER NOT NULL,                             -- it is dead when its beat is older
   beat_at    INTEGER NOT NULL,
+  skew_ms    INTEGER NOT NULL DEFAULT 0,                   -- how far its clock is ahead of the store's
+  skew_ms    INTEGER NOT NULL DEFAULT 0,                   -- how far its clock is ahead of the store's
   started_at INTEGER NOT NULL,
   ended_at   INTEGER,
   released   INTEGER NOT NULL DEFAULT 0,                   -- 1: it has ended, and what it held is given back
