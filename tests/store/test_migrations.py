@@ -214,6 +214,7 @@ def test_both_databases_have_the_same_tables_with_the_same_columns(database: str
     assert there.pop("migrations")  # SQLite keeps its number in the header of the file
     here = {name: found for name, found in here.items() if not name.startswith("sqlite_")}
     there["tallies"].remove("part")
+    there["depths"].remove("rings")  # for jobs that are stored in a guest's transaction
     assert here == there
 
 

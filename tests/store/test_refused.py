@@ -114,7 +114,7 @@ def test_a_connection_that_worked_once_is_tried_again_whatever_the_server_says(
         assert store.jobs.enqueue([NewJob("t", "q", "{}")], 1) == [1]
 
 
-@pytest.mark.parametrize("what", ["password", "database", "rights", "newer", "gone"])
+@pytest.mark.parametrize("what", ["password", "database", "rights", "newer"])
 def test_ostler_up_ends_with_one_sentence_and_exit_code_2(
     postgres: Server, database: str, weak: str, tmp_path: Path, what: str
 ) -> None:
@@ -127,7 +127,6 @@ def test_ostler_up_ends_with_one_sentence_and_exit_code_2(
         "database": (postgres.url("nope", tcp=True), "does not exist"),
         "rights": (postgres.url(name, user=weak, password=SECRET, tcp=True), "GRANT CREATE ON DATABASE"),
         "newer": (database, "has version 99"),
-        "gone": (f"postgresql://u:{SECRET}@{LOOPBACK}:1/db", "Connection refused"),
     }[what]
     done = subprocess.run(
         [sys.executable, "-m", "ostler", "up", str(APP), "--data", str(tmp_path / "data"), "--port", "0"],

@@ -46,7 +46,6 @@ CREATE TABLE nodes (
   lease_ms   INTEGER NOT NULL,                             -- it is dead when its beat is older
   beat_at    INTEGER NOT NULL,
   skew_ms    INTEGER NOT NULL DEFAULT 0,                   -- how far its clock is ahead of the store's
-  skew_ms    INTEGER NOT NULL DEFAULT 0,                   -- how far its clock is ahead of the store's
   started_at INTEGER NOT NULL,
   ended_at   INTEGER,
   released   INTEGER NOT NULL DEFAULT 0,                   -- 1: it has ended, and what it held is given back
