@@ -259,6 +259,18 @@ def test_a_log_that_is_followed_goes_on(pair: Pair) -> None:
     stream.close()
 
 
+def test_a_log_is_followed_across_a_restart_of_its_node(pair: Pair) -> None:
+    on_n2(pair, "other", say="before the restart")
+    stream = Stream(pair.n1.url, path="/api/v1/workers/n2/worker:other:0/logs/follow")
+    stream.wait(lambda: any("before the restart" in e.get("lines", ()) for e in stream.events), "the first line")
+    assert pair.n2.stop() == 0
+    pair.n2.start()
+    until(lambda: len(pair.n1.get("/api/v1/nodes")[1]["nodes"]) == 2, "both nodes to be known")
+    on_n2(pair, "other", say="after the restart")
+    stream.wait(lambda: any("after the restart" in e.get("lines", ()) for e in stream.events), "the line after it")
+    stream.close()
+
+
 def test_a_node_on_loopback_is_named_as_unreachable(pair: Pair) -> None:
     words = "node n1 listens on loopback only; set advertise"
     status, answer = pair.n2.get("/api/v1/workers/n1/worker:work:0/logs")
