@@ -15,6 +15,7 @@ import pytest
 
 from ostler.live import remote
 from ostler.store import Store, fleet
+from tests.browser import PATIENCE, launched
 from tests.cli.test_cli import ostler
 from tests.harness import APP, Node, until
 from tests.servers import Server, free_port
@@ -258,6 +259,18 @@ def test_a_log_that_is_followed_goes_on(pair: Pair) -> None:
     stream.close()
 
 
+def test_a_log_is_followed_across_a_restart_of_its_node(pair: Pair) -> None:
+    on_n2(pair, "other", say="before the restart")
+    stream = Stream(pair.n1.url, path="/api/v1/workers/n2/worker:other:0/logs/follow")
+    stream.wait(lambda: any("before the restart" in e.get("lines", ()) for e in stream.events), "the first line")
+    assert pair.n2.stop() == 0
+    pair.n2.start()
+    until(lambda: len(pair.n1.get("/api/v1/nodes")[1]["nodes"]) == 2, "both nodes to be known")
+    on_n2(pair, "other", say="after the restart")
+    stream.wait(lambda: any("after the restart" in e.get("lines", ()) for e in stream.events), "the line after it")
+    stream.close()
+
+
 def test_a_node_on_loopback_is_named_as_unreachable(pair: Pair) -> None:
     words = "node n1 listens on loopback only; set advertise"
     status, answer = pair.n2.get("/api/v1/workers/n1/worker:work:0/logs")
@@ -322,6 +335,45 @@ def test_neither_password_nor_secret_is_shown_anywhere(pair: Pair) -> None:
     for text in said:
         assert PASSWORD not in text and secret not in text
     assert json.loads(said[0])["store"].startswith("postgresql://127.0.0.1:")
+
+
+# ---- the dashboard and the terminal
+
+
+def test_the_dashboard_of_one_node_shows_both_and_commands_the_other(pair: Pair) -> None:
+    with launched() as browser:
+        page = browser.new_page(viewport={"width": 390, "height": 800})
+        page.set_default_timeout(PATIENCE)
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(f"{pair.n1.url}/#/nodes")
+        page.locator("tbody tr").nth(1).wait_for()
+        shown = page.locator("tbody").inner_text()
+        assert "n1 this one" in " ".join(shown.split()) and "loopback only" in shown and "n2" in shown
+        page.locator('nav a[data-page="workers"]').click()
+        rows = page.locator('section[aria-label="Pool work"] tbody tr')
+        rows.nth(1).wait_for()
+        assert [rows.nth(i).locator("td.node").inner_text() for i in range(2)] == ["n1", "n2"]
+        rows.nth(1).locator("th a").click()
+        page.get_by_role("heading", name="n2/worker:work:0").wait_for()
+        page.get_by_role("button", name="Drain").click()
+        page.get_by_role("dialog").get_by_role("button", name="Drain").click()
+        pair.wait("n2/worker:work:0", "stopped")
+        page.locator('#detail .pill[data-state="stopped"]').wait_for()
+        page.get_by_role("button", name="Restart").click()
+        page.get_by_role("dialog").get_by_role("button", name="Restart").click()
+        page.locator('#detail .pill[data-state="healthy"]').wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways on a phone"
+        page.goto(f"{pair.n2.url}/#/workers/n1/worker:work:0")
+        page.get_by_text("node n1 listens on loopback only").wait_for()
+        assert not errors
+
+
+def test_top_and_events_tell_the_workers_of_both(pair: Pair) -> None:
+    top = pair.cli("top", "--once", data="n1").stdout
+    assert "2 of 2 nodes live" in top and "n1/worker:work:0" in top and "n2/worker:work:0" in top
+    events = pair.cli("events", "--once", data="n1").stdout
+    assert "n2/worker:work:0" in events and "node n2" in events
 
 
 # ---- a node that dies (last: the pair is not whole afterwards)

@@ -123,3 +123,12 @@ def open_store(settings: Settings) -> Store:
 def writable_store(settings: Settings) -> Store:
     """The store for writing; a clear error when there is none."""
     return Store.open(settings.store, settings.data_dir, busy_timeout=settings.store_patience, create=False)
+
+
+def everyone(settings: Settings) -> Fleet:
+    """All nodes and workers: from the node that runs here, who may know more than we may read, or from the store."""
+    if node_url(settings) is None:
+        with open_store(settings) as opened:
+            return fleet.read(opened)
+    nodes, workers = (request(settings, "GET", f"/api/v1/{what}")[what] for what in ("nodes", "workers"))
+    return Fleet(nodes, workers, 0)

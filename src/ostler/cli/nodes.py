@@ -26,8 +26,7 @@ def nodes(known: Settings, forget: str | None, json_: bool) -> None:
     if forget is not None:
         _forget(known, forget)
         return
-    with client.open_store(known) as opened:
-        found = fleet.read(opened)
+    found = client.everyone(known)
     if json_:
         show.as_json({"nodes": [fleet.shown(node) for node in found.nodes]})
         return

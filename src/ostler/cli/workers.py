@@ -103,8 +103,7 @@ def _verb(name: str, help_: str, done: str) -> click.Command:
 
 def _ask_node(known: Settings, names: tuple[str, ...], verb: str) -> Iterator[tuple[str, str | None]]:
     """The node that runs here does it, or asks the one that has the worker."""
-    with client.open_store(known) as opened:
-        found = fleet.read(opened)
+    found = client.everyone(known)
     targets = [worker["name"] for name in names for worker in found.several_named(name)]
     for target in targets:
         answer = client.request(known, "POST", f"/api/v1/workers/{quote(target)}/{verb}")
@@ -158,6 +157,8 @@ def _flag(name: str, help_: str) -> click.Command:
 
 
 def _is_enabled(known: Settings) -> bool:
+    if client.node_url(known):
+        return bool(client.request(known, "GET", "/api/v1/info")["worker_enabled"])
     with client.open_store(known) as opened:
         return opened.meta.pauses()[0]
 

@@ -129,6 +129,13 @@ async def log_of(
         raise Unreachable(f"node {node['label']} at {node['url']} has not answered within 10 s") from None
 
 
+async def again(context: Context, node: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The node as it is now; when it was started anew, its successor on the same data directory."""
+    living = (await read(context)).living
+    same = [n for n in living if n["id"] == node["id"]] or [n for n in living if n["home"] == node["home"]]
+    return same[0] if same else node
+
+
 def refuse_second(request: Request, node: Mapping[str, Any]) -> None:
     """What was passed on once is not passed on again."""
     if BY in request.headers:

@@ -261,6 +261,8 @@ async def _far(
             found = await fleet.log_of(context, node, subject, lines, place)
         except OstlerError as error:
             rest = _ASK_LATER
+            with contextlib.suppress(StoreBusy):  # then it is asked where it was
+                node = await fleet.again(context, node)
             if str(error) != problem:
                 problem = str(error)
                 yield _event({"lines": [], "error": problem}, place)
