@@ -28,6 +28,7 @@ from urllib.parse import quote, urlencode, urlsplit, urlunsplit
 PATIENCE = 60.0
 SUPERUSER = PASSWORD = "postgres"
 LOOPBACK = "127.0.0.1"
+_numbers = itertools.count(1)  # of databases: two objects may be one server
 
 # Durable against the death of any process, which is what tests can bring about; only a power cut would lose something.
 SETTINGS = {
@@ -109,7 +110,6 @@ class Server:
         self.data, self.log = self.folder / "data", self.folder / "server.log"
         self.port = free_port()
         self.process: subprocess.Popen[bytes] | None = None
-        self._numbers = itertools.count(1)
         self._watchdog = subprocess.Popen(
             [sys.executable, "-S", __file__, self.folder], stdin=subprocess.PIPE, start_new_session=True
         )
@@ -247,7 +247,7 @@ class Server:
 
     def create_database(self, template: str = "template0") -> str:
         """A new empty database, or a copy of one to which nobody is connected; its name."""
-        name = f"test_{os.getpid()}_{next(self._numbers)}"
+        name = f"test_{os.getpid()}_{next(_numbers)}"
         copied = (
             " STRATEGY FILE_COPY" if self.major >= 15 else ""
         )  # half the time of the default, where little is dirty
@@ -272,7 +272,6 @@ class Given(Server):
 
     def __init__(self, url: str) -> None:
         self._given = urlsplit(url)
-        self._numbers = itertools.count(1)
         self.port = self._given.port or 5432
         self.major = int(self.sql("SHOW server_version_num")[0][0]) // 10000
 

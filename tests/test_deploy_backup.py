@@ -69,7 +69,7 @@ def test_a_backup_of_a_running_node_is_restored_without_losing_or_mixing_up_a_jo
     (tmp_path / "copy.db").rename(folder / "ostler.db")
     database = sqlite3.connect(folder / "ostler.db")
     with database:
-        database.execute(re.search(r"UPDATE sqlite_sequence [^;\"]+", OPERATIONS)[0])
+        database.execute(re.search(r"INSERT INTO jobs [^;\"]+", OPERATIONS)[0])
     database.close()
 
     after = make_node("--pool", "a=1", app=app, folder=folder, OSTLER_RESULTS=str(results))
