@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -34,6 +35,7 @@ class Scene:
             node="n1",
             member=SimpleNamespace(id="n1@1"),
             records=SimpleNamespace(degraded=False),
+            member=SimpleNamespace(lost=False, unheard=lambda: None),
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
@@ -289,3 +291,23 @@ def test_the_clock_alone_makes_no_news(store: Store, monkeypatch: pytest.MonkeyP
         assert scene.broker.seq == seq
 
     on_stage(store, play)
+
+
+def test_a_job_whose_id_was_given_earlier_and_committed_later_is_told(database: str, tmp_path: Path) -> None:
+    """On PostgreSQL ids are given in order and committed in any: a caller's own transaction may take a while."""
+
+    async def play(scene: Scene) -> None:
+        with Store.open(database, tmp_path) as slow:
+            client = await scene.follow()
+            with slow.db.transaction():
+                (late,) = slow.db.insert("enqueue", [(*NewJob("t", "q", "{}"), 1000)])
+                (early,) = scene.put()
+                assert early > late
+                await scene.look()
+                assert {e["job"]["id"] for e in read(client.take()) if "job" in e} == {early}
+            scene.bus.send(JobsTouched((), others=True))
+            await scene.look()
+            assert late in {e["job"]["id"] for e in read(client.take()) if "job" in e}
+
+    with Store.open(database, tmp_path) as opened:
+        on_stage(opened, play)

@@ -34,6 +34,14 @@ class Member(Node):
     proxy: Proxy | None = None
     name = ""
 
+    def start(self, *, ready: bool = True) -> Member:
+        """Until it is ready; workers of other nodes do not matter here."""
+        pid = self.start_process()
+        until(lambda: self._address(pid), "the node to listen")
+        if ready:
+            self.until(lambda: self.get("/readyz")[0] == 200)
+        return self
+
     def ids(self, fleet: Fleet) -> list[str]:
         """The ids that the node of this data directory has had, oldest first."""
         home = (self.folder / "home").read_text().strip()
@@ -124,6 +132,10 @@ class Fleet:
         """As a producer elsewhere does, without a node."""
         with self.store() as store:
             return store.jobs.enqueue([NewJob(task, queue, args, **how)], store.now())[0]
+
+    def enqueue_many(self, task: str, args: list[str], queue: str = "work", **how: Any) -> list[int]:
+        with self.store() as store:
+            return store.jobs.enqueue([NewJob(task, queue, each, **how) for each in args], store.now())
 
     def job(self, job: int) -> dict[str, Any]:
         with self.store() as store:

@@ -68,7 +68,7 @@ def dies(job: Job, times: int = 1) -> str:
 @app.job(queue="narrow")
 def narrow(job: Job) -> None:
     began = time.monotonic()
-    time.sleep(0.01)
+    time.sleep(0.05)
     _tell(job, began, "narrow")
 
 
@@ -80,7 +80,7 @@ def paced(job: Job) -> None:
 @app.job(queue="keys", at_once=2, per="user")
 def per_user(job: Job, user: str) -> None:
     began = time.monotonic()
-    time.sleep(0.005)
+    time.sleep(0.02)
     _tell(job, began, f"user-{user}")
 
 

@@ -34,7 +34,7 @@ def test_a_clean_shutdown_releases_at_once(fleet: Fleet, tmp_path: Path) -> None
 def test_results_that_arrive_while_a_node_stops_are_written(fleet: Fleet) -> None:
     """The node's end is the last that it writes: who has stopped would be refused."""
     node = fleet.node("--pool", "work=2", "--pool", "other=0", OSTLER_NODE_LEASE=FOR_EVER, OSTLER_STOP_GRACE="30")
-    jobs = [fleet.enqueue("add", '{"a": 1}') for _ in range(200)]
+    jobs = fleet.enqueue_many("add", ['{"a": 1}'] * 2000)
     fleet.until(lambda: fleet.one("SELECT count(*) FROM ostler.jobs WHERE status = 'done'"), "the first to be done")
     assert node.stop() == 0
     assert fleet.one("SELECT count(*) FROM ostler.jobs WHERE status = 'processing'") == 0

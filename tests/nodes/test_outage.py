@@ -112,3 +112,23 @@ def test_a_listening_connection_that_is_lost_is_made_anew(fleet: Fleet) -> None:
         fleet.wait_all([job])
         fleet.until(lambda: fleet.one(waits), "its worker to be known as idle")
     assert "the connection that listens was lost" in node.log()
+
+
+def test_who_is_back_first_after_an_outage_gives_the_others_a_lease_to_follow(fleet: Fleet) -> None:
+    """One node needs longer to reach the server again. By then its heartbeat is older than its lease, as everybody's was."""
+    nodes = fleet.nodes(3, *ONE, app=FLOCK, proxied=True, OSTLER_HEARTBEAT_INTERVAL="0.5", OSTLER_NODE_LEASE="8")
+    ids = [node.id(fleet) for node in nodes]
+    for node in nodes:
+        node.proxy.refuse()
+    oldest = "SELECT min((extract(epoch FROM clock_timestamp()) * 1000)::bigint - beat_at - lease_ms) FROM ostler.nodes"
+    fleet.until(lambda: fleet.one(oldest) > 0, "all leases to be over")
+    for node in nodes[:2]:
+        node.proxy.heal()
+    well = "SELECT count(*) FROM ostler.nodes WHERE beat_at + 2000 > (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
+    fleet.until(lambda: fleet.one(well) == 2, "two of them to be back")
+    time.sleep(2)  # they look for dead nodes twice a second
+    nodes[2].proxy.heal()
+    fleet.until(lambda: fleet.one(well) == 3, "the third to be back")
+    assert fleet.dead() == []
+    assert [node.id(fleet) for node in nodes] == ids
+    assert "no other node is declared dead for 8 s" in nodes[0].log()

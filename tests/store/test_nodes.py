@@ -8,6 +8,7 @@ import pytest
 
 from ostler.errors import NodeLost
 from ostler.store import Store
+from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ExitRow, Finish, NewJob, Requeue, Turn
 from tests.stores import no_events
@@ -227,3 +228,15 @@ def test_a_job_that_waits_out_of_line_and_is_cancelled_leaves_the_counts_right(s
     assert store.jobs.depths() == {"q": {"queued": 1}}
     store.jobs.cancel(job, 5)
     assert store.jobs.depths() == {"q": {"cancelled": 1}}
+
+
+def test_a_turn_that_is_a_little_behind_does_not_fill_a_rate_twice(store: Store) -> None:
+    """Nodes take the time before they get the lock of the queue, so their times come out of order."""
+    start(store)
+    store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(40)], 1)
+    limit = {"q": QueueLimit(rate=10.0, burst=10.0)}
+    got, number = 0, 0
+    for now in (10_000, 10_500, 10_000, 10_500, 10_000, 10_500):
+        number += 1
+        got += len(store.jobs.turn(Turn("n@1", now, wants={"q": [W] * 20}, limits=limit, number=number)).claims)
+    assert got == 15

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -44,6 +45,8 @@ _SLOWEST = 1.0
 _SHARE = 5  # a look that cost x is followed by a rest of so many x
 _JOBS = 300  # jobs that are followed at once
 _CHANGES = 100  # … that are told in one look; of more that change at once, the newest, and a `resync`
+_LOOK_BACK = 10.0  # seconds; ids are given in order, and on a store with many writers they are committed in any
+_OVERLAP = 1000  # ids that are looked at once more for that
 _NEWEST = 100  # jobs that a snapshot shows beside the running ones
 _FLOOD = 0.25  # the rest after a look that could not tell all
 _NODES = 1.0  # seconds between two looks at the other nodes
@@ -62,6 +65,33 @@ class _Reading(NamedTuple):
     jobs: list[dict[str, Any]]
     last_id: int
     version: int
+    new: list[int]
+
+
+class Fresh:
+    """Which jobs are new. "Above the last id" is not enough where several write: a lower id may be committed later."""
+
+    def __init__(self) -> None:
+        self._looks: deque[tuple[float, int]] = deque()  # when we looked, and the highest id then
+        self._known: set[int] = set()  # of those that are looked at again
+
+    def after(self, now: float, last: int) -> int:
+        """The id above which to look: the highest one of some seconds ago."""
+        while len(self._looks) > 1 and self._looks[1][0] <= now - _LOOK_BACK:
+            self._looks.popleft()
+        return min(self._looks[0][1], last) if self._looks else last
+
+    def unseen(self, ids: Sequence[int]) -> list[int]:
+        return [job for job in ids if job not in self._known]
+
+    def seen(self, now: float, last: int, ids: Sequence[int], *, first: bool) -> None:
+        """These were read, the highest first, and `last` is the highest that there is. The first look begins anew."""
+        if first:
+            self._looks, self._known = deque([(now, ids[-1] - 1 if ids else last)]), set()
+        self._looks.append((now, last))
+        self._known.update(ids)
+        if len(self._known) > 2 * _OVERLAP:
+            self._known = {job for job in self._known if job > self._looks[0][1]}
 
 
 class Watch:
@@ -91,6 +121,7 @@ class Watch:
         self._store_dirty = True
         self._looked_at_jobs = False
         self._last_id = 0
+        self._fresh = Fresh()
         self._version = -1  # of the store, when everything was read last
         self._followed: dict[int, int] = {}  # job -> how soon it may be forgotten, in the order of their last change
         self._fleet: Fleet | None = None  # while other nodes live, or died and are missed
@@ -263,6 +294,7 @@ class Watch:
         follows_jobs = self._broker.wanted("queue:jobs")
         named, overflow = list(self._jobs_dirty), self._overflow
         fresh, last = not self._looked_at_jobs, self._last_id
+        again = self._fresh.after(time.monotonic(), last)
         everything = self._everything or (fresh and follows_jobs)
         # Of too many changes only the newest were noted: what we show as unfinished may be over by now.
         stale = [
@@ -276,11 +308,13 @@ class Watch:
             live = store.live
             version = live.version()  # first: what is written while we read makes us look again
             ids: list[int] = []
+            new: list[int] = []
             newest = 0
             if follows_jobs:
-                new = live.newest_ids(0 if fresh else last, _NEWEST if fresh else _CHANGES)
-                newest = new[0] if new else last
-                ids = list({*(live.processing_ids(_JOBS) if fresh else ()), *new, *named, *stale})
+                new = live.newest_ids(0 if fresh else again, _NEWEST if fresh else _OVERLAP)
+                newest = max(new[0] if new else 0, last)
+                told = new if fresh else self._fresh.unseen(new)[:_CHANGES]
+                ids = list({*(live.processing_ids(_JOBS) if fresh else ()), *told, *named, *stale})
             now = now_ms()
             return _Reading(
                 store.jobs.depths(),
@@ -291,6 +325,7 @@ class Watch:
                 store.jobs.short(ids),
                 newest,
                 version,
+                new,
             )
 
         try:
@@ -308,6 +343,7 @@ class Watch:
             # What came and went while nobody looked, or faster than we look, cannot be told one by one.
             overflow |= found.last_id - last > _CHANGES or (fresh and last > 0)
             self._looked_at_jobs, self._last_id = True, found.last_id
+            self._fresh.seen(time.monotonic(), found.last_id, found.new, first=fresh)
             for job in {*stale} - {job["id"] for job in found.jobs}:  # deleted
                 self._followed.pop(job, None)
                 self._broker.forget("queue:jobs", str(job))

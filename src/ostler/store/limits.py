@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from ostler.store.database import Database
 from ostler.store.frontier import Frontier
 
+_SET_BACK_MS = 30_000  # a time so far ahead of ours was not left by another node's turn
 Key = tuple[str, str]  # a queue, and a limit key of jobs in it
 
 
@@ -37,7 +38,7 @@ def allowed(db: Database, queue: str, limit: QueueLimit, wanted: int, now: int) 
     if limit.at_once is not None:
         count = min(count, max(0, limit.at_once - db.run("running_in_queue", queue=queue)[0]["n"]))
     if limit.rate is not None:
-        tokens = _tokens(db, queue, limit, now)
+        tokens, _ = _tokens(db, queue, limit, now)
         if tokens < count:
             count = int(tokens)
             due = now + int(1000 * (count + 1 - tokens) / limit.rate) + 1
@@ -56,17 +57,24 @@ def next_token(db: Database, queue: str, limit: QueueLimit, now: int) -> int | N
 def spend(db: Database, queue: str, limit: QueueLimit, count: int, now: int) -> None:
     """Take what was claimed out of the queue's bucket."""
     if limit.rate is not None and count:
-        db.run("rate_set", queue=queue, tokens=_tokens(db, queue, limit, now) - count, at=now)
+        tokens, at = _tokens(db, queue, limit, now)
+        db.run("rate_set", queue=queue, tokens=tokens - count, at=at)
 
 
-def _tokens(db: Database, queue: str, limit: QueueLimit, now: int) -> float:
+def _tokens(db: Database, queue: str, limit: QueueLimit, now: int) -> tuple[float, int]:
+    """What is in the queue's bucket, and at what time.
+
+    A turn that waited for another node's has an older time than that one left here. It must not count the same moment twice.
+    """
     rows = db.run("rate_get", queue=queue)
     if not rows:
-        return limit.burst
-    if rows[0]["at"] > now:  # the clock was set back: count from here, not from a time that is yet to come
-        db.run("rate_set", queue=queue, tokens=rows[0]["tokens"], at=now)
-    grown = (limit.rate or 0.0) * max(0, now - rows[0]["at"]) / 1000
-    return float(min(limit.burst, rows[0]["tokens"] + grown))
+        return limit.burst, now
+    tokens, at = rows[0]["tokens"], rows[0]["at"]
+    if at > now + _SET_BACK_MS:  # the clock was set back: count from here, not from a time that is yet to come
+        db.run("rate_set", queue=queue, tokens=tokens, at=now)
+        at = now
+    grown = (limit.rate or 0.0) * max(0, now - at) / 1000
+    return float(min(limit.burst, tokens + grown)), max(now, at)
 
 
 def put_heads(db: Database, keys: AbstractSet[Key]) -> None:
