@@ -32,7 +32,7 @@ class Scene:
             pauses=SimpleNamespace(enabled=True, holds=lambda _: False),
             stopping=False,
             node="n1",
-            member=SimpleNamespace(id="n1@1", unheard=lambda: None),
+            member=SimpleNamespace(id="n1@1", unheard=lambda: None, lost=False),
             records=SimpleNamespace(degraded=False),
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
