@@ -33,7 +33,7 @@ class Scene:
             pauses=SimpleNamespace(enabled=True, holds=lambda _: False),
             stopping=False,
             node="n1",
-            member=SimpleNamespace(id="n1@1"),
+            member=SimpleNamespace(id="n1@1", unheard=lambda: None, lost=False),
             records=SimpleNamespace(degraded=False),
             member=SimpleNamespace(lost=False, unheard=lambda: None),
         )
