@@ -35,7 +35,6 @@ class Scene:
             node="n1",
             member=SimpleNamespace(id="n1@1", unheard=lambda: None, lost=False),
             records=SimpleNamespace(degraded=False),
-            member=SimpleNamespace(lost=False, unheard=lambda: None),
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
