@@ -32,7 +32,7 @@ class Line:
     def __init__(self, store: Store) -> None:
         self.store = store
 
-    async def call(self, work, *, patience=None):
+    async def call(self, work, *, patience=None, known=False):
         return work(self.store)
 
 
