@@ -310,7 +310,7 @@ def test_close_gives_back_what_a_turn_under_way_claimed(run) -> None:
         hold, held = asyncio.Event(), asyncio.Event()
         line = desk.dispatcher._outbox._lane
 
-        async def slow(work, *, patience=None):
+        async def slow(work, *, patience=None, known=False):
             held.set()
             await hold.wait()
             return work(line.store)
