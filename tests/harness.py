@@ -84,6 +84,10 @@ class Node:
 
     def start(self, *, ready: bool = True) -> Node:
         pid = self.start_process()
+        return self.await_up(pid, ready=ready)
+
+    def await_up(self, pid: int, *, ready: bool = True) -> Node:
+        """The process that was started listens (and is ready, and its workers are well)."""
         until(lambda: self._address(pid), "the node to listen")
         if ready:
             until(lambda: self.get("/readyz")[0] == 200, "the node to be ready")

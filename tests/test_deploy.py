@@ -25,7 +25,6 @@ PODS = {
     p.name: p.read_text() for p in (ROOT / "deploy" / "kubernetes").rglob("*.yaml") if "containers:" in p.read_text()
 }
 ALL = {p: p.read_text() for p in (ROOT / "deploy").rglob("*.*")} | {"Dockerfile": DOCKERFILE, "compose.yaml": COMPOSE}
-WITH_POSTGRESQL = {"advertise", "postgres"}  # a setting and an extra that come with that store
 
 # What a stop can take at worst: workers that heed nothing, families that hide, streams that stay, a store that does not answer.
 SWEEP, STREAMS, LANES = 3.0, 3.0, 5.0
@@ -51,7 +50,7 @@ def test_every_variable_is_a_setting() -> None:
     names = {name for text in ALL.values() for name in re.findall(r"\bOSTLER_([A-Z_]+)\b", text)}
     assert len(names) >= 8
     unknown = {n for n in map(str.lower, names) if n not in config.NODE_KEYS}
-    assert unknown <= WITH_POSTGRESQL
+    assert unknown == set()
 
 
 def test_everything_names_the_same_port() -> None:
@@ -147,7 +146,7 @@ def test_all_that_the_image_copies_reaches_the_build() -> None:
 def test_the_image_installs_extras_that_exist() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     wanted = set(re.search(r"^ARG EXTRAS=(\S+)$", DOCKERFILE, re.MULTILINE)[1].split(","))
-    assert wanted <= set(extras) | WITH_POSTGRESQL
+    assert wanted <= set(extras)
 
 
 def test_the_files_that_the_operations_page_names_exist() -> None:

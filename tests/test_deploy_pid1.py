@@ -15,7 +15,7 @@ from ostler.lifecycle import family
 from tests.harness import PATIENCE, Node, until
 
 UNSHARE = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
-LONG = {"OSTLER_HEARTBEAT_INTERVAL": "60", "OSTLER_STALE_AFTER": "180"}
+LONG = {"OSTLER_HEARTBEAT_INTERVAL": "60", "OSTLER_STALE_AFTER": "180", "OSTLER_NODE_LEASE": "180"}
 
 APP = """
 import os, subprocess, sys, time

@@ -135,12 +135,11 @@ def test_a_full_disk_of_the_server_refuses_jobs_and_loses_none(
     assert enqueue_elsewhere(node, runs) == "StoreBusy"
     node.kill()
     node.start_process()
-    assert node.wait() == 2
+    until(lambda: "the node waits for its store: the store postgresql://" in node.log(), "the node to say that it waits")
     assert "Traceback" not in node.log()
-    assert node.log().splitlines()[-1].startswith("ostler: the store postgresql://")
     ballast.unlink()
     go.touch()
-    node.start()
+    node.await_up(node.pid)
     later = node.enqueue("mark", path=str(runs))
     assert all(node.wait_job(job)["status"] == "done" for job in (running, *stored, *more, later))
     assert runs_of(runs) == sorted([*stored, *more, later]), "each stored job ran once, and no other did"

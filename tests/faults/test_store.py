@@ -90,8 +90,7 @@ def test_a_node_stops_in_bounded_time_while_the_store_is_locked(make_node, tmp_p
     assert node.wait_job(job)["status"] == "done"
 
 
-@both
-def test_a_node_that_starts_while_the_store_is_locked_waits_or_says_so(make_node) -> None:
+def test_a_node_that_starts_while_its_file_is_locked_says_so_and_ends(make_node) -> None:
     node = make_node("--pool", "work=1")
     node.stop()
     with locked(node):
@@ -100,6 +99,18 @@ def test_a_node_that_starts_while_the_store_is_locked_waits_or_says_so(make_node
         assert "cannot be used right now (" in node.log()
         assert "Traceback" not in node.log()
     node.start()
+    assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
+
+
+def test_a_node_that_starts_while_its_server_is_locked_says_so_and_waits(database: str, make_node) -> None:
+    node = make_node("--pool", "work=1", OSTLER_STORE=database)
+    node.stop()
+    with locked(node):
+        node.start_process()
+        until(lambda: "the node waits for its store" in node.log(), "the node to say that it waits")
+        assert "cannot be used right now (" in node.log()
+        assert "Traceback" not in node.log()
+    node.await_up(node.pid)
     assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
 
 
