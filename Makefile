@@ -3,7 +3,7 @@ PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup browser demo test check lint types format bench soak clean
+.PHONY: setup system demo test check lint types format bench soak clean
 
 setup: $(STAMP)
 
@@ -12,13 +12,13 @@ $(STAMP): pyproject.toml constraints.txt scripts/setup
 	PY="$(PY)" scripts/setup
 	@touch $(STAMP)
 
-browser: setup
-	scripts/browser
+system: setup
+	scripts/system
 
 demo: setup
 	$(BIN)/ostler demo
 
-test: setup browser
+test: setup system
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
 
 lint: setup
