@@ -122,15 +122,20 @@ def main() -> None:
     count, rounds = (int(a) for a in (*sys.argv[1:], "20000", "3")[:2]) if len(sys.argv) > 2 else (20_000, 3)
     found: dict[str, dict[str, list[tuple[float, float]]]] = {}
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
-        sides = [Ours(Path(folder)), Theirs(Path(folder))]
-        for _ in range(rounds):
-            for verb, jobs in ((enqueues, min(count, 2000)), (drain, count)):
-                for side in sides:
-                    found.setdefault(verb.__name__, {}).setdefault(side.name, []).append(verb(side, jobs))
+        sides: list[Ours | Theirs] = [Ours(Path(folder)), Theirs(Path(folder))]
+        for side in sides:
+            enqueues(side, 1000)  # until its log of changes has the length that it keeps
+        plan = ((enqueues, 250), (enqueues, 250)) * 8, ((drain, count),)
+        for verb, jobs in (step for _ in range(rounds) for steps in plan for step in steps):
+            for side in sides:
+                found.setdefault(verb.__name__, {side.name: [] for side in sides})[side.name].append(verb(side, jobs))
+            sides.reverse()  # who is first changes: the disk and the machine are shared
     for what, by_side in found.items():
         rates = {name: statistics.median(rate for rate, _ in runs) for name, runs in by_side.items()}
         cpus = {name: statistics.median(cpu for _, cpu in runs) for name, runs in by_side.items()}
-        ratio = statistics.median(ours / theirs for (ours, _), (theirs, _) in zip(*by_side.values(), strict=True))
+        ratio = statistics.median(
+            ours / theirs for (ours, _), (theirs, _) in zip(by_side["ostler"], by_side["huey"], strict=True)
+        )
         print(
             f"{what}: " + ", ".join(f"{n} {rates[n]:,.0f}/s ({cpus[n]:.0f} us CPU)" for n in rates) + f", x {ratio:.2f}"
         )

@@ -135,7 +135,9 @@ def test_a_full_disk_of_the_server_refuses_jobs_and_loses_none(
     assert enqueue_elsewhere(node, runs) == "StoreBusy"
     node.kill()
     node.start_process()
-    until(lambda: "the node waits for its store: the store postgresql://" in node.log(), "the node to say that it waits")
+    until(
+        lambda: "the node waits for its store: the store postgresql://" in node.log(), "the node to say that it waits"
+    )
     assert "Traceback" not in node.log()
     ballast.unlink()
     go.touch()

@@ -38,9 +38,10 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         )
     options = {name: value for name, value in options.items() if value is not None}
     waiting, following = options.pop("into", None), options.pop("next", None)
+    chosen = declared
     if options:  # what the task itself declares was checked when it was declared
         check(f"task {task!r}", options)
-    attempts, timeout, priority = (options.get(name, declared[name]) for name in ("attempts", "timeout", "priority"))
+        chosen = {**declared, **options}
     parameters, given = declared["parameters"], args
     if waiting:
         _check_waiting(task, declared.get("policy") or {}, waiting)
@@ -48,7 +49,8 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
-    job = _new_job()(task, declared["queue"], encoded, attempts, timeout, priority, at_of(options), next=following)
+    runs = chosen["attempts"], chosen["timeout"], chosen["priority"]
+    job = _new_job()(task, declared["queue"], encoded, *runs, at_of(options) if options else None, next=following)
     if not options and not declared.get("policy"):
         return job
     return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))

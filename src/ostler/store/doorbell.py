@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import os
 import socket
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -16,6 +17,8 @@ from ostler import private
 
 _NAME = "doorbell"
 _LONGEST = 100  # sun_path holds 108 bytes
+_MOMENT = 0.05  # seconds
+_nobody: dict[Path, float] = {}  # data directories without a node, and until when that is taken as given
 
 
 @cache
@@ -39,15 +42,25 @@ def _address(data: Path) -> Iterator[str]:
 
 
 def ring(data: Path) -> None:
-    """Wake the node of this data directory, if there is one. Never blocks and never fails."""
+    """Wake the node of this data directory, if there is one. Never blocks and never fails.
+
+    Where no node was a moment ago nobody is looked for: a node that comes up meanwhile reads the store, and what is stored
+    within that moment after it waits for the next poll.
+    """
+    if _nobody and time.monotonic() < _nobody.get(data, 0.0):
+        return
     try:
         if address := _short_address(data):
             _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
         else:
             with _address(data) as address:
                 _finger().sendto(b"!", socket.MSG_DONTWAIT, address)
+    except (FileNotFoundError, ConnectionRefusedError):
+        _nobody[data] = time.monotonic() + _MOMENT
     except OSError:
-        return  # no node, or enough rings are waiting there
+        return  # enough rings are waiting there
+    else:
+        _nobody.pop(data, None)
 
 
 @cache
