@@ -19,6 +19,7 @@ from ostler.store import Store
 ROOT = Path(__file__).resolve().parent
 APP = ROOT / "work.py"
 PATIENCE = 60.0
+BEHIND_PLANE = "OSTLER_TEST_PLANE"  # set it to run every node of the tests behind the data plane
 
 # Short enough to be quick, long enough for a busy machine.
 FAST = {
@@ -63,8 +64,10 @@ class Node:
     def __init__(self, folder: Path, app: str | Path = APP, *flags: str, **env: str) -> None:
         self.folder, self.app, self.flags = folder, app, flags
         self.env = {**os.environ, **FAST, **env}
+        self.env.pop(BEHIND_PLANE, None)
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
+        self.behind_plane = bool(os.environ.get(BEHIND_PLANE))  # its clients are taken by the data plane
 
     # ---- the process
 
@@ -79,7 +82,8 @@ class Node:
         return self.process.pid
 
     def command(self) -> list[str]:
-        up = [sys.executable, "-m", "ostler", "up", str(self.app)]
+        ostler = [str(ROOT / "plane" / "behind.py")] if self.behind_plane else ["-m", "ostler"]
+        up = [sys.executable, *ostler, "up", str(self.app)]
         return [*up, "--data", str(self.folder), "--port", "0", *self.flags]
 
     def start(self, *, ready: bool = True) -> Node:

@@ -26,6 +26,7 @@ LAYERS = [
     {"web"},
     {"live"},
     {"app", "flows"},
+    {"plane"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},

@@ -25,7 +25,7 @@ _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 _INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label"})
 
 
-_APPS = ("clips_",)  # variables of the apps that come with Ostler
+_APPS = ("clips_", "fd_")  # variables of the apps that come with Ostler, and of descriptors that workers inherit
 _SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
 
 
@@ -114,6 +114,7 @@ class Settings:
         10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
     )
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
+    max_body: int = _setting(67_108_864, "the most bytes of a call's body")
     store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
     results: str = _setting(
         "", "where jobs publish artifacts: empty for `results` in the data directory, a path, or a URL for fsspec"

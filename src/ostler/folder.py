@@ -16,9 +16,8 @@ from ostler import private
 from ostler.config import Settings
 from ostler.errors import ConfigError
 from ostler.lifecycle import family
-from ostler.web.connections import RESERVE
+from ostler.plane.entry import RESERVE
 
-_FILES = 65_536  # files that a node may have open, where it is allowed to
 _PER_WORKER = 6  # files: channel, output, log and pidfd, and what a start needs for a moment
 _CLIENTS = 32  # connections, at the least
 
@@ -87,15 +86,6 @@ def address(folder: Path, url: str, *, own_token: bool) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-
-
-def allow_files() -> None:
-    """Each client is an open file. The usual soft limit (1024) is for programs that use select(); the hard one is meant to be used."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):  # then as many as there are
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def check_files(workers: int) -> None:

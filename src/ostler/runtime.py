@@ -41,6 +41,7 @@ from ostler.live.remote import SECRET
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
+from ostler.plane.entry import allow_files, loop_factory
 from ostler.store import Store, home, now_ms
 from ostler.store.bell import listener
 from ostler.store.database import is_postgres
@@ -51,7 +52,7 @@ from ostler.store.nodes import NodeRow
 from ostler.web.app import build
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
-from ostler.web.server import Server, advertised, listen, url_of
+from ostler.web.server import Server, advertised, listen, listen_unix, run_folder, url_of
 
 log = logging.getLogger("ostler")
 
@@ -97,6 +98,7 @@ class Node:
         self._signals = 0
         self._origin = self._secret = ""
         self._force: Callable[[], None] = lambda: None
+        self._clients = -1  # the socket that clients connect to, where the data plane takes them
 
     async def run(self) -> None:
         """Serve until asked to stop. Raises ConfigError before anything was started when it cannot."""
@@ -104,9 +106,16 @@ class Node:
         folder = home(settings.store, settings.data_dir)
         check_app(settings, self.app, self.target)
         folders.check_files(sum(spec.size for spec in self._specs(Nothing())))
-        with folders.lock(folder, settings.group), listen(settings.host, settings.port) as web_socket:
-            self.url = url_of(settings.host, web_socket)
+        with (
+            folders.lock(folder, settings.group),
+            listen(settings.host, settings.port) as clients,
+            contextlib.ExitStack() as stack,
+        ):
+            self.url = url_of(settings.host, clients)
             folders.prepare(settings)
+            web_socket = clients
+            if self.has_plane:
+                web_socket, self._clients = stack.enter_context(listen_unix(settings.data_dir)), clients.fileno()
             self._member = self._membership(folder)
             recovered = await self._await_store()
             if recovered is None:
@@ -143,6 +152,11 @@ class Node:
         else:
             log.warning("stopping by force")
             self._force()
+
+    @property
+    def has_plane(self) -> bool:
+        """Whether the data plane takes the clients' connections."""
+        return False
 
     # ---- building
 
@@ -322,7 +336,22 @@ class Node:
         return [
             *(self._spec(queue, runner, dispatcher) for queue in self._queues()),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
+            *([self._plane()] if self.has_plane else []),
         ]
+
+    def _plane(self) -> PoolSpec:
+        return PoolSpec(
+            name="plane",
+            size=1,
+            argv=[sys.executable, "-u", "-P", "-m", "ostler.plane"],
+            cwd=str(run_folder(self.settings.data_dir)) if self._clients >= 0 else None,
+            descriptors={"LISTEN": self._clients},
+            outlasts=True,
+            startup_deadline=self.settings.startup_deadline,
+            stale_after=self.settings.stale_after,
+            stop_grace=self.settings.stop_grace,
+            term_grace=self.settings.term_grace,
+        )
 
     def _spec(self, name: str, argv: Any, tenant: Tenant) -> PoolSpec:
         pool: Any = self.settings.pool(name, self.app.pools.get(name))
@@ -356,7 +385,7 @@ class Node:
 def serve(settings: Settings, app: Ostler, target: str) -> None:
     """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
     node_log.configure(settings.log_level)
-    folders.allow_files()
+    allow_files()
     sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
 
     async def main() -> None:
@@ -368,12 +397,3 @@ def serve(settings: Settings, app: Ostler, target: str) -> None:
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(main())
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop where it is installed."""
-    try:
-        import uvloop  # noqa: PLC0415
-    except ImportError:
-        return None
-    return uvloop.new_event_loop

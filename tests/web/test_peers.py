@@ -8,9 +8,9 @@ import socket
 
 import pytest
 
-from ostler.web import peers
+from ostler.plane import peers
 from ostler.web.connections import Connection
-from ostler.web.peers import Peers
+from ostler.plane.peers import Peers
 from tests import users
 from tests.users import NOBODY, as_root
 

@@ -29,7 +29,7 @@ def modes(folder: Path) -> dict[str, int]:
     """Everything in the data directory, with its mode."""
     found = {".": stat.S_IMODE(folder.stat().st_mode)}
     for path in folder.rglob("*"):
-        if "scratch" not in path.relative_to(folder).parts[:1] and path.name != "node.log":
+        if path.relative_to(folder).parts[0] not in ("scratch", "run") and path.name != "node.log":
             found[str(path.relative_to(folder))] = stat.S_IMODE(path.lstat().st_mode)
     return found
 

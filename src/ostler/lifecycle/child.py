@@ -22,6 +22,7 @@ from ostler.lifecycle import family
 from ostler.lifecycle.wire import Frame, Frames, encode
 
 CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
+DESCRIPTOR = "OSTLER_FD_"  # + its name: a descriptor that the worker inherits
 
 # Exit codes of a worker that mean something (70 and up, so that they collide with no shell's and no signal's).
 APP_LOAD = 70
@@ -123,6 +124,13 @@ class Channel:
             self._heard(frame)
         if self._frames.broken:
             raise ValueError(self._frames.broken)
+
+
+def inherited(name: str) -> int:
+    """A descriptor that the node passed to this worker; its own children do not get it."""
+    descriptor = int(os.environ.pop(DESCRIPTOR + name))
+    os.set_inheritable(descriptor, False)
+    return descriptor
 
 
 def memory_mb() -> tuple[float, float]:

@@ -43,6 +43,7 @@ def prepare(
         log=worker_log(data, spec.name, slot.number),
         cwd=spec.cwd,
         beat=beat if spec.probe is None else None,
+        descriptors=spec.descriptors,
     )
 
 

@@ -21,11 +21,11 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostler.lifecycle import family
-from ostler.lifecycle.child import CONTROL
+from ostler.lifecycle.child import CONTROL, DESCRIPTOR
 from ostler.lifecycle.logs import Writer
 from ostler.lifecycle.wire import Frame, Frames, encode
 
@@ -73,6 +73,7 @@ class Launch:
     log: Path
     cwd: str | None = None
     beat: float | None = None
+    descriptors: Mapping[str, int] = field(default_factory=dict)  # open files that it inherits: see child.inherited
 
 
 class Process:
@@ -125,6 +126,7 @@ class Process:
 
     def _spawn(self, launch: Launch) -> subprocess.Popen[bytes]:
         env = {**launch.env, family.VARIABLE: launch.mark}
+        env |= {DESCRIPTOR + name: str(number) for name, number in launch.descriptors.items()}
         theirs: socket.socket | None = None
         self._output, output = os.pipe()
         try:
@@ -138,7 +140,7 @@ class Process:
                 stderr=output,
                 env=env,
                 cwd=launch.cwd,
-                pass_fds=[theirs.fileno()] if theirs else [],
+                pass_fds=[*launch.descriptors.values(), *([theirs.fileno()] if theirs else [])],
                 start_new_session=True,
             )
         except BaseException:

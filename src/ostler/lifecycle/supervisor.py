@@ -106,14 +106,18 @@ class Supervisor:
         """The node is up: its own row becomes healthy."""
         self.records.node_moved(Status.HEALTHY)
 
-    async def drain(self) -> None:
-        """Drain every worker; those that are not done within their grace get SIGTERM, then SIGKILL. Returns when all are gone."""
+    async def drain(self, *, entirely: bool = False) -> None:
+        """Drain the workers; those that are not done within their grace get SIGTERM, then SIGKILL. Returns when they are gone.
+
+        Pools that outlast the others stay, unless it is to be `entirely`.
+        """
         if not self.stopping:
             self.stopping = True
             self.records.node_moved(Status.STOPPING)
-        for slot in self.slots.values():
+        slots = [slot for slot in self.slots.values() if entirely or not slot.pool.spec.outlasts]
+        for slot in slots:
             self.stop_slot(slot, slot.pool.spec.stop_grace)
-        while any(slot.all() for slot in self.slots.values()):
+        while any(slot.all() for slot in slots):
             self._wake.set()
             await asyncio.sleep(0.01)
 
@@ -149,7 +153,7 @@ class Supervisor:
         if not self._tasks:
             await self._orphans.stop()
             return
-        await self.drain()
+        await self.drain(entirely=True)
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -243,7 +247,7 @@ class Supervisor:
 
     def _rest(self, slot: Slot, now: float) -> None:
         """A slot without a worker: start one when it is wanted and its time has come."""
-        if self.stopping or not slot.wanted or self.member.lost:
+        if (self.stopping and not slot.pool.spec.outlasts) or not slot.wanted or self.member.lost:
             return
         if slot.rest is Status.STOPPED or (slot.rest is Status.CRASHED and now >= slot.due):
             self._starts.spawn(slot)

@@ -131,6 +131,10 @@ class PoolSpec:
     recycle: RecycleLimits = field(default_factory=RecycleLimits)
     tenant: Tenant = field(default_factory=Nothing)
     on_demand: bool = False
+    descriptors: Mapping[str, int] = field(
+        default_factory=dict
+    )  # open files of the node that its workers inherit, by name
+    outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
 
 
 @dataclass(slots=True)

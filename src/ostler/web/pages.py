@@ -20,8 +20,8 @@ from fastapi import APIRouter, Request
 from starlette.responses import RedirectResponse, Response
 
 from ostler.errors import NotFound
-from ostler.web.auth import COOKIE
-from ostler.web.auth import token as token_of
+from ostler.plane.access import COOKIE
+from ostler.plane.access import token as token_of
 from ostler.web.connections import PEER
 from ostler.web.context import Context
 from ostler.web.errors import failure

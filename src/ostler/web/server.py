@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import re
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
@@ -31,6 +33,9 @@ class Server(uvicorn.Server):
                 access_log=False,
                 lifespan="off",
                 timeout_graceful_shutdown=3,
+                timeout_keep_alive=5
+                if sock.family != socket.AF_UNIX
+                else 120,  # the data plane closes what it does not need
                 server_header=False,
             )
         )
@@ -73,6 +78,46 @@ def listen(host: str, port: int) -> Iterator[socket.socket]:
                 f"cannot listen on {host}:{port}: {error.strerror or error}; choose another with --port (0 takes any free one)"
             ) from error
         yield sock
+
+
+@contextlib.contextmanager
+def listen_unix(data: Path) -> Iterator[socket.socket]:
+    """The node's own socket, for a node whose clients are taken by the data plane: `node.sock` in `run`, for its user alone."""
+    folder = run_folder(data)
+    path = folder / "node.sock"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, _directory(folder) as number:
+        path.unlink(missing_ok=True)
+        try:
+            sock.bind(
+                f"/proc/self/fd/{number}/{path.name}"
+            )  # the path of a socket may have 107 bytes, a data directory's more
+            path.chmod(0o600)
+            sock.listen(1024)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen on {path}: {error.strerror or error}; name another with --data"
+            ) from error
+        try:
+            yield sock
+        finally:
+            path.unlink(missing_ok=True)
+
+
+def run_folder(data: Path) -> Path:
+    """Where sockets are, for the node's user alone, whoever may read the data directory."""
+    folder = data / "run"
+    folder.mkdir(0o700, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+@contextlib.contextmanager
+def _directory(folder: Path) -> Iterator[int]:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield number
+    finally:
+        os.close(number)
 
 
 def advertised(settings: Settings, url: str) -> str | None:

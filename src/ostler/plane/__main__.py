@@ -1,0 +1,87 @@
+"""The data plane's process: `python -m ostler.plane`, a worker of the node in its run directory, on the node's listening socket."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import socket
+from typing import Any
+
+from ostler.lifecycle.child import Channel, inherited
+from ostler.lifecycle.wire import Frame
+from ostler.plane.entry import allow_files, loop_factory
+from ostler.plane.proxy import Front
+from ostler.plane.request import Forward, Plan, Request
+from ostler.plane.upstream import Upstream
+
+LISTEN = "LISTEN"  # the descriptor that the node passes
+NODE = "node.sock"  # the node's own server, in the run directory
+
+log = logging.getLogger("ostler.plane")
+
+
+class Plane:
+    """Serves until it is told to stop: everything goes to the node's own server."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.node = Upstream(NODE)
+        self._to_node = Forward(self.node, finishes=False)
+        self.front = Front(sock, self.route, files=lambda: len(self.node.links))
+        self.channel = Channel(self._heard, self._facts)
+        self._stop = asyncio.Event()
+
+    def route(self, request: Request) -> Plan:
+        """What is done with a request."""
+        return self._to_node
+
+    async def run(self) -> None:
+        await self.front.start()
+        self.channel.open()
+        self.channel.send("ready", {"pid": os.getpid()})
+        await self._stop.wait()
+        await self.front.stop()
+
+    def stop(self) -> None:
+        """The first time: answer what was asked, then leave. From the second on: now."""
+        if self._stop.is_set():
+            self.front.abort()
+        self._stop.set()
+
+    def _facts(self) -> dict[str, Any]:
+        """For the heartbeat; on the channel's own thread."""
+        return {"connections": len(self.front.clients)}
+
+    def _heard(self, frame: Frame) -> None:
+        """On the channel's own thread."""
+        self._loop.call_soon_threadsafe(self.heard, frame)
+
+    def heard(self, frame: Frame) -> None:
+        """What the node says."""
+        if frame == ["stop"]:
+            self.stop()
+
+
+def main() -> None:
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    allow_files()
+    sock = socket.socket(fileno=inherited(LISTEN))
+
+    async def serve() -> None:
+        plane = Plane(sock)
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, plane.stop)
+        gc.freeze()  # what is loaded stays: collections look at requests alone
+        gc.set_threshold(20_000, 20, 20)
+        await plane.run()
+
+    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+        runner.run(serve())
+
+
+if __name__ == "__main__":
+    main()

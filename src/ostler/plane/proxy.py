@@ -1,0 +1,412 @@
+"""The clients' side of the data plane: one object per connection, driven by callbacks alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import select
+import socket
+import struct
+from collections import deque
+from collections.abc import Callable
+from urllib.parse import unquote
+
+import httptools
+
+from ostler.plane.access import tell
+from ostler.plane.entry import Entry
+from ostler.plane.peers import Peers
+from ostler.plane.request import HELD, Plan, Refuse, Request
+from ostler.plane.upstream import Link
+
+log = logging.getLogger("ostler.plane")
+
+KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
+_GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
+
+Route = Callable[[Request], Plan]
+
+
+class Client(Entry, asyncio.Protocol):
+    """One client's connection: parses requests, and has them answered one after another."""
+
+    peers = Peers()
+
+    def __init__(self, front: Front) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.peer: int | None = None
+        self.address: tuple[str, int] | None = None
+        self.introduction = b""  # how it is told to the node: lines of a head
+        self.is_reading = False  # inside data_received
+        self.is_full = False  # it does not take what is written
+        self.is_tunnel = False
+        self._front = front
+        self._parser = httptools.HttpRequestParser(self)
+        self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._coming: Request | None = None  # whose head or body is being parsed
+        self._now: Request | None = None  # which is being answered
+        self._line: deque[Request] = deque()
+        self._held = b""  # not parsed yet
+        self._is_upgrading = False
+        self._after = b""  # came behind the request for another protocol
+        self._link: Link | None = None  # of the tunnel
+        self._paused = False
+        self._idle_since = 0.0
+        self._idle_clock: asyncio.TimerHandle | None = None
+        self._stall_clock: asyncio.TimerHandle | None = None
+        self._glancing: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.transport = transport
+        self._front.clients.add(self)
+        if not self.enter(transport, self._front.files()):
+            return
+        sock = transport.get_extra_info("socket")
+        if sock.family in (socket.AF_INET, socket.AF_INET6):
+            there, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
+            if there and here:
+                self.address = (str(there[0]), int(there[1]))
+                self.peer = self.peers.uid(self.address, (str(here[0]), int(here[1])))
+        self.introduction = tell(self.peer, self.address)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._front.clients.discard(self)
+        self.exit()
+        for clock in (self._idle_clock, self._stall_clock, self._glancing):
+            if clock is not None:
+                clock.cancel()
+        self._line.clear()
+        now, self._now = self._now, None
+        if now is not None:
+            now.client_left()
+        elif self._coming is not None:
+            self._coming.client_left()
+        self._front.left()
+
+    # ---- what comes
+
+    def data_received(self, data: bytes) -> None:
+        if self._link is not None:
+            self._link.write(data)
+            return
+        if self._is_upgrading:
+            self._keep_for_later(data)
+            return
+        self.is_reading = True
+        self.take(data)
+        self.is_reading = False
+        if self._now is not None:
+            self._now.push()
+
+    def parse(self, piece: bytes) -> bool:
+        try:
+            self._parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as at:
+            self._is_upgrading = True
+            self._keep_for_later(piece[at.args[0] :])
+            return False
+        except httptools.HttpParserError:
+            if self._excess is not None:
+                raise self._excess from None
+            self._not_http()
+            return False
+        return True
+
+    def _keep_for_later(self, data: bytes) -> None:
+        """Another protocol was asked for: what follows waits until it is agreed to."""
+        self._after += data
+        if len(self._after) > HELD:
+            self.pause()
+
+    def _not_http(self) -> None:
+        if self.is_answering():
+            self.transport.close()
+            return
+        message = b"Invalid HTTP request received."
+        head = b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
+        self.transport.write(head + b"content-length: %d\r\n\r\n" % len(message) + message)
+        self.transport.close()
+
+    def is_held(self) -> bool:
+        return bool(self._line)
+
+    def hold(self, data: bytes) -> None:
+        """Requests wait in the line already: what follows them is parsed when it is its turn."""
+        self._held += data
+        if len(self._held) > HELD:
+            self.pause()
+
+    def is_answering(self) -> bool:
+        return self._now is not None
+
+    def is_read(self) -> bool:
+        return not self._paused and self._coming is not None and not self._coming.is_over
+
+    # ---- what the parser finds
+
+    def on_message_begin(self) -> None:
+        self.head_begins()
+        self._coming = Request(self)
+
+    def on_url(self, url: bytes) -> None:
+        assert self._coming is not None
+        self._coming.target += url
+        self.check_url(len(self._coming.target))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            return  # trailers are not passed on
+        assert self._coming is not None
+        headers = self._coming.headers
+        name = name.lower()
+        headers.append((name, value))
+        if name == b"content-length":
+            self._coming.length = int(value)
+        elif name == b"transfer-encoding":
+            self._coming.chunked = True
+        elif name == b"expect":
+            self._coming.expects = value.lower() == b"100-continue"
+        elif len(headers) > 200:
+            self.check_headers(len(headers))
+
+    def on_headers_complete(self) -> None:
+        self.head_ends(len(self._line))
+        request = self._coming
+        assert request is not None
+        parser = self._parser
+        request.method = parser.get_method().decode()
+        request.version = parser.get_http_version()
+        request.keep = request.version == "1.1" and parser.should_keep_alive()
+        request.bodiless = request.method == "HEAD"
+        target = request.target
+        if target.startswith(b"/"):
+            path, _, query = target.partition(b"?")
+            if b"#" in target:
+                path, query = path.partition(b"#")[0], query.partition(b"#")[0]
+        else:
+            url = httptools.parse_url(target)
+            path, query = url.path or b"/", url.query or b""
+        request.path, request.query = path.decode("ascii"), query
+        if "%" in request.path:
+            request.path = unquote(request.path)
+        if parser.should_upgrade():
+            asked = request.get(b"upgrade") or b""
+            request.upgrades = asked.lower() == b"websocket"
+            request.keep = False
+        if not request.chunked and not request.length:
+            request.length, request.is_whole = 0, True
+            self.body_ends()
+        request.expects = request.expects and request.version == "1.1"
+        if self._now is None:
+            self._begin(request)
+        else:
+            self._line.append(request)
+
+    def on_body(self, data: bytes) -> None:
+        self.body_came()
+        assert self._coming is not None
+        self._coming.take(data)
+
+    def on_message_complete(self) -> None:
+        self.body_ends()
+        if self._coming is not None:
+            self._coming.is_whole = True
+            if self._coming.is_over and self._now is None:
+                self._next()
+
+    # ---- one after another
+
+    def _begin(self, request: Request) -> None:
+        self._now = request
+        try:
+            request.go(self._front.route(request))
+        except Exception:
+            log.exception("%s %s failed", request.method, request.path)
+            request.go(Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details"))
+
+    def done(self, request: Request) -> None:
+        """The request is answered. What follows on this connection, or its end."""
+        self._now = None
+        if not request.keep or self._front.is_closing:
+            self.leave()
+        elif not request.is_whole:
+            self.answered_early()  # its body is read and dropped
+            self.read_on()
+        else:
+            self._next()
+
+    def _next(self) -> None:
+        if self.is_full:
+            return  # it has to take what is there first
+        if self._line:
+            request = self._line.popleft()
+            self._begin(request)
+            if self._now is request and not self.is_reading:
+                request.push()
+            if self._held and not self._line:
+                self.loop.call_soon(self._parse_held)
+        elif self._held:
+            self.loop.call_soon(self._parse_held)
+        else:
+            self.read_on()
+            self._idle_since = self.loop.time()
+            if self._idle_clock is None:
+                self._idle_clock = self.loop.call_later(KEEP_ALIVE, self._look_idle)
+
+    def _parse_held(self) -> None:
+        data, self._held = self._held, b""
+        if data and not self.transport.is_closing():
+            self.data_received(data)
+        if not self._held:
+            self.resume()
+
+    def _look_idle(self) -> None:
+        """One clock per connection, not one per request."""
+        self._idle_clock = None
+        if self._now is not None or self._in_head or self._in_body or self.transport.is_closing():
+            return
+        left = self._idle_since + KEEP_ALIVE - self.loop.time()
+        if left <= 0:
+            self.transport.close()
+        else:
+            self._idle_clock = self.loop.call_later(left, self._look_idle)
+
+    @property
+    def is_closing(self) -> bool:
+        return self._front.is_closing
+
+    def close_if_idle(self) -> None:
+        """The plane stops: whoever is being answered is answered to the end, except on streams without one."""
+        if self._now is None and not self._in_head and not self._in_body:
+            self.transport.close()
+        elif self._now is not None and not self._now.finishes:
+            self.cut()
+
+    def streams(self, request: Request) -> None:
+        if self._front.is_closing and not request.finishes:
+            self.loop.call_soon(self.cut)
+
+    # ---- writing, and not reading
+
+    def write(self, data: bytes) -> None:
+        self.transport.write(data)
+
+    def cut(self) -> None:
+        """End the connection in the middle of an answer, so that its client sees that it is not whole."""
+        if self._now is not None and self._now.version != "1.1":
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+            self.transport.abort()
+        else:
+            self.transport.close()
+            if self._leaving is None:  # where it does not even take what is left
+                self._leaving = self.loop.call_later(self.drain_patience, self.transport.abort)
+        now, self._now = self._now, None
+        if now is not None:
+            now.client_left()
+
+    def tunnel(self, link: Link | None) -> None:
+        """Both sides have agreed to another protocol: bytes go through as they are."""
+        self.is_tunnel, self._link = True, link
+        self._in_body = False
+        self._time_body(None)
+        if self._after and link is not None:
+            link.write(self._after)
+            self._after = b""
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        now = self._now
+        if now is not None:
+            now.client_full()
+            if now.stall is not None and self._stall_clock is None:
+                self._stall_clock = self.loop.call_later(now.stall, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        if self._stall_clock is not None:
+            self._stall_clock.cancel()
+            self._stall_clock = None
+        if self._now is not None:
+            self._now.client_drained()
+        elif not self._in_head and not self._in_body:
+            self._next()
+
+    def pause(self) -> None:
+        """Whoever takes the body is not ready for more."""
+        if self._paused or self.transport.is_closing():
+            return
+        self._paused = True
+        self.transport.pause_reading()
+        self._time_body(None)
+        self._glancing = self.loop.call_later(_GLANCE, self._glance)
+
+    def _glance(self) -> None:
+        """A client that is not read is not seen to leave."""
+        self._glancing = None
+        if not self._paused or self.transport.is_closing():
+            return
+        poll = select.poll()
+        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+        if poll.poll(0):
+            self.transport.abort()
+        else:
+            self._glancing = self.loop.call_later(_GLANCE, self._glance)
+
+    def resume(self) -> None:
+        if self._paused and len(self._held) <= HELD:
+            self.read_on()
+            if self._in_body and self.is_read():
+                self._time_body(self.body_patience)
+
+    def read_on(self) -> None:
+        if self._paused:
+            self._paused = False
+            if self._glancing is not None:
+                self._glancing.cancel()
+                self._glancing = None
+            if not self.transport.is_closing():
+                self.transport.resume_reading()
+
+
+class Front:
+    """Takes connections from a listening socket and asks `route` what is to be done with each request."""
+
+    def __init__(self, sock: socket.socket, route: Route, *, files: Callable[[], int] = lambda: 0) -> None:
+        self.route = route
+        self.clients: set[Client] = set()
+        self.is_closing = False
+        self._sock, self._more_files = sock, files
+        self._server: asyncio.Server | None = None
+        self._empty: asyncio.Event | None = None
+
+    def files(self) -> int:
+        """Open files: clients, and what is open on their behalf."""
+        return len(self.clients) + self._more_files()
+
+    async def start(self) -> None:
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: Client(self), sock=self._sock, backlog=1024
+        )
+
+    async def stop(self) -> None:
+        """Take nothing new, answer what was asked, and return when the last client is gone. The socket stays open for others."""
+        self.is_closing = True
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()
+        for client in [*self.clients]:
+            client.close_if_idle()
+        self._empty = asyncio.Event()
+        if self.clients:
+            await self._empty.wait()
+
+    def abort(self) -> None:
+        """End all that is left."""
+        for client in [*self.clients]:
+            client.transport.abort()
+
+    def left(self) -> None:
+        if self._empty is not None and not self.clients:
+            self._empty.set()

@@ -1,0 +1,552 @@
+"""One request on its way: what its client asked, what becomes of it (a plan), and the answer as it goes back.
+
+A plan is given by the route when the head is complete, or later by `Request.go`:
+
+    Forward   stream the body to an upstream and the answer back      Peek    decide when the first bytes of the body are here
+    Reply     answer at once                                          Serve   a coroutine answers, or returns another plan
+    Refuse    answer with an error                                    None    nothing yet: `go` follows
+
+Forward, Peek, Reply and Refuse run in callbacks; only Serve costs a task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
+from ostler.plane.entry import STATUS_LINES, error_body, error_headers
+from ostler.plane.upstream import Head, Headers, Link, Upstream
+
+if TYPE_CHECKING:
+    from ostler.plane.proxy import Client
+
+log = logging.getLogger("ostler.plane")
+
+HELD = 262_144  # bytes of a body that wait for the one who takes it; then the client is not read any more
+# Never passed on as they are: what is about one connection alone, what frames the body, and what only the plane may say.
+_OWN = frozenset(
+    {
+        b"connection",
+        b"keep-alive",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+        b"content-length",
+    }
+    | {PEER_HEADER, CLIENT_HEADER}
+)
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """Stream to the upstream. `head` None: the client's own, told for whom it is; else the request line and headers, each with its
+    line end, without those that frame the body.
+
+    Exactly one of the callbacks comes. `failed(request, reason, sent)`: no byte of the answer has gone to the client; what it
+    returns is done instead, None answers 502. `sent` False: the upstream has not seen the request. `ended(request, how)`:
+    `done`, `left` (the client has gone), `cut` (the answer broke off in the middle) or `refused` (the body was too large).
+    """
+
+    upstream: Upstream
+    head: bytes | None = None
+    failed: Callable[[Request, str, bool], Plan] | None = None
+    ended: Callable[[Request, str], None] | None = None
+    max_body: int | None = None
+    stall: float | None = None  # seconds for which a client may take nothing of an answer that waits for it
+    finishes: bool = True  # False: an event stream that ends when the plane is asked to stop
+
+
+@dataclass(frozen=True, slots=True)
+class Peek:
+    """Call `then` when the body is whole or `size` bytes of it are here: see `Request.begun` and `Request.is_whole`."""
+
+    then: Callable[[Request], Plan]
+    size: int = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    status: int
+    code: str
+    message: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Serve:
+    """A coroutine that answers by itself (`reply`, or `start`, `write`, `finish`) and returns None, or returns another plan. It is
+    cancelled when the client goes away. One that neither answers nor returns a plan has somebody else call `go`.
+    """
+
+    handler: Callable[[Request], Awaitable[Plan]]
+
+
+Plan = Forward | Peek | Reply | Refuse | Serve | None
+
+
+class Request:
+    """One request and its answer. Also the sink of the link that it is forwarded on."""
+
+    __slots__ = (
+        "_answered", "_chunked", "_client", "_held", "_held_size", "_link", "_news", "_out", "_peek", "_plan", "_replay", "_retried",
+        "_sent_head", "_sse", "_task", "bodiless", "chunked", "expects", "gone", "headers", "is_over", "is_sent", "is_whole", "keep", "length",
+        "method", "note", "path", "query", "received", "status", "target", "upgrades", "version",
+    )  # fmt: skip
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self.method = self.path = self.version = ""
+        self.target = self.query = b""
+        self.headers: Headers = []  # names in lower case
+        self.length: int | None = None
+        self.chunked = self.expects = self.upgrades = self.bodiless = False
+        self.keep = True  # the connection stays open after the answer
+        self.is_whole = False  # all of the body is here
+        self.is_sent = False  # … and was handed over
+        self.is_over = False  # it is answered, or its client has gone
+        self.received = 0  # bytes of its body so far
+        self.status = 0  # of its answer, once that has begun
+        self.gone: Callable[[Request], None] | None = None
+        """Called when the client goes away while no plan runs: set it before you return None from a route."""
+        self.note: object = None  # whatever a route wants to remember of it
+        self._plan: Plan = None
+        self._peek: Peek | None = None
+        self._link: Link | None = None
+        self._held: list[bytes] = []
+        self._held_size = 0
+        self._replay = b""  # a small body that was sent, for another try
+        self._sent_head = self._answered = self._chunked = self._sse = self._retried = False
+        self._out: list[bytes] = []
+        self._task: asyncio.Task[None] | None = None
+        self._news: asyncio.Event | None = None
+
+    # ---- what is known of it
+
+    @property
+    def peer(self) -> int | None:
+        """The user whose process has connected, where the system tells."""
+        return self._client.peer
+
+    @property
+    def client(self) -> tuple[str, int] | None:
+        """The client's address."""
+        return self._client.address
+
+    def get(self, name: bytes) -> bytes | None:
+        """The first header of that name (in lower case)."""
+        return next((value for found, value in self.headers if found == name), None)
+
+    def begun(self) -> bytes:
+        """What is here of the body and was not handed over."""
+        if len(self._held) > 1:
+            self._held[:] = [b"".join(self._held)]
+        return self._held[0] if self._held else b""
+
+    # ---- plans
+
+    def go(self, plan: Plan) -> None:
+        """Do this with the request; nothing when its client has gone meanwhile."""
+        if self.is_over:
+            return
+        self._plan = plan
+        if isinstance(plan, Forward):
+            self._forward(plan)
+        elif isinstance(plan, Peek):
+            self._peek = plan
+            self._ask_for_body()
+            self.push()
+        elif isinstance(plan, Reply):
+            self.reply(plan.status, plan.headers, plan.body)
+        elif isinstance(plan, Refuse):
+            self.refuse(plan.status, plan.code, plan.message, plan.headers)
+        elif isinstance(plan, Serve):
+            self._task = asyncio.get_running_loop().create_task(self._serve(plan))
+
+    def push(self) -> None:
+        """Hand on what is here of the body; the connection calls it after each read."""
+        if self._link is not None:
+            self._send(self._link)
+        elif self._peek is not None:
+            if self.is_whole or self._held_size >= self._peek.size:
+                peek, self._peek = self._peek, None
+                self.go(peek.then(self))
+        elif self._news is not None:
+            self._news.set()
+        if self._held_size > HELD and self._link is None and self._peek is None:
+            self._client.pause()
+
+    def take(self, data: bytes) -> None:
+        """A piece of the body came."""
+        self.received += len(data)
+        plan = self._plan
+        if isinstance(plan, Forward) and plan.max_body is not None and self.received > plan.max_body:
+            self._refuse_body(plan.max_body)
+        if self.is_over:
+            self._client.drop(len(data))
+            return
+        self._held.append(data)
+        self._held_size += len(data)
+
+    def _refuse_body(self, limit: int) -> None:
+        if self.is_over:
+            return
+        self._drop_link("refused")
+        if self._answered:
+            self.is_over = True
+            self._client.cut()
+            return
+        self.refuse(413, "PAYLOAD_TOO_LARGE", f"the body may have {limit} bytes, found more")
+
+    def _ask_for_body(self) -> None:
+        """Answer an `Expect: 100-continue`, once."""
+        if self.expects:
+            self.expects = False
+            if not self.is_whole and not self._answered:
+                self._client.write(_CONTINUE)
+
+    def _drop_link(self, how: str) -> None:
+        link, self._link = self._link, None
+        if link is not None:
+            if self._client.is_tunnel:
+                link.close()
+            else:
+                link.abort()
+        plan = self._plan
+        if isinstance(plan, Forward):
+            self._plan = None
+            self._end(plan, how)
+
+    def _end(self, plan: Forward, how: str) -> None:
+        if plan.ended is not None:
+            plan.ended(self, how)
+
+    # ---- forwarding
+
+    def _forward(self, plan: Forward) -> None:
+        if plan.max_body is not None and max(self.length or 0, self.received) > plan.max_body:
+            self._refuse_body(plan.max_body)
+            return
+        self._sent_head = self.is_sent = False
+        link = plan.upstream.take()
+        if link is None:
+            plan.upstream.connect(self._connected)
+            return
+        self._link = link
+        if not self._client.is_reading:  # else at the end of this read, with what it brought of the body
+            self._send(link)
+
+    def _connected(self, found: Link | OSError) -> None:
+        if self.is_over or not isinstance(self._plan, Forward):
+            if isinstance(found, Link):
+                found.upstream.give(found)
+        elif isinstance(found, OSError):
+            self._fail(f"cannot connect: {found.strerror or found}", sent=False)
+        else:
+            self._link = found
+            self._send(found)
+            self._client.resume()
+
+    def _send(self, link: Link) -> None:
+        if self._sent_head:
+            if self._held:
+                data = self.begun()
+                link.write(b"%x\r\n%b\r\n" % (len(data), data) if self.length is None else data)
+                self._taken()
+            if self.is_whole and not self.is_sent:
+                self.is_sent = True
+                if self.length is None:
+                    link.write(b"0\r\n\r\n")
+            return
+        plan = self._plan
+        assert isinstance(plan, Forward)
+        body, rewritten = self.begun(), plan.head
+        if rewritten is not None:
+            self._ask_for_body()
+        head = self._same_head() if rewritten is None else rewritten
+        if self.is_whole:
+            self.is_sent, self._replay = True, body
+            head += (
+                b"content-length: %d\r\n\r\n" % len(body) if body or self.method not in ("GET", "HEAD") else b"\r\n"
+            ) + body
+        elif self.length is not None:
+            head += b"content-length: %d\r\n\r\n%b" % (self.length, body)
+        else:
+            head += b"transfer-encoding: chunked\r\n\r\n" + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
+        self._sent_head = True
+        self._taken()
+        link.begin(self, head)
+
+    def _taken(self) -> None:
+        self._held.clear()
+        self._held_size = 0
+
+    def _same_head(self) -> bytes:
+        out = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
+        for name, value in self.headers:
+            if name in _OWN or (name == b"expect" and not self.expects):
+                continue
+            out += (name, b": ", value, b"\r\n")
+        if self.upgrades:
+            out += (b"connection: upgrade\r\nupgrade: ", self.get(b"upgrade") or b"", b"\r\n")
+        out.append(self._client.introduction)
+        return b"".join(out)
+
+    # ---- the sink of the link
+
+    def informed(self, status: int) -> None:
+        if status == 100:
+            self._ask_for_body()
+
+    def answered(self, head: Head) -> None:
+        client = self._client
+        self._answered, self.status = True, head.status
+        if head.status == 101:
+            client.tunnel(self._link)
+            self._out += [
+                b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ",
+                head.upgrade,
+                b"\r\n",
+            ]
+            self._out += [part for n, v in head.headers for part in (n, b": ", v, b"\r\n")]
+            self._out.append(b"\r\n")
+            return
+        self._keep_or_not()
+        out = self._out
+        out.append(STATUS_LINES.get(head.status) or b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason))
+        for name, value in head.headers:
+            out += (name, b": ", value, b"\r\n")
+            if name == b"content-type":
+                self._sse = value.startswith(b"text/event-stream")
+        self._frame(head.length is not None, bodiless=self.bodiless or head.status in (204, 304))
+        if self._sse:
+            client.streams(self)
+
+    def _keep_or_not(self) -> None:
+        """Whether the connection can serve another request after this answer."""
+        if self._client.is_closing or self.upgrades or (self.expects and not self.is_whole):
+            self.keep = False
+
+    def _frame(self, measured: bool, *, bodiless: bool) -> None:
+        """The end of a head: how its client knows where the body ends."""
+        if not measured and not bodiless:
+            if self.version == "1.1":
+                self._chunked = True
+                self._out.append(b"transfer-encoding: chunked\r\n")
+            else:
+                self.keep = False
+        self._out.append(b"\r\n" if self.keep else b"connection: close\r\n\r\n")
+
+    def body(self, data: bytes) -> None:
+        if self._chunked:
+            self._out += (b"%x\r\n" % len(data), data, b"\r\n")
+        else:
+            self._out.append(data)
+
+    def flush(self) -> None:
+        if self._out:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._client.write(data)
+
+    def finished(self, trailers: Headers) -> None:
+        plan, self._link = self._plan, None
+        if self._client.is_tunnel:
+            self.flush()
+            self.is_over = True
+            self._client.transport.close()
+        else:
+            self._close_body(trailers)
+        if isinstance(plan, Forward):
+            self._end(plan, "done")
+
+    def _close_body(self, trailers: Headers) -> None:
+        if self._chunked:
+            self._out.append(b"0\r\n")
+            self._out += [part for name, value in trailers for part in (name, b": ", value, b"\r\n")]
+            self._out.append(b"\r\n")
+        self.flush()
+        self.is_over = True
+        self._client.done(self)
+
+    def failed(self, reason: str) -> None:
+        link, self._link = self._link, None
+        plan = self._plan
+        assert isinstance(plan, Forward)
+        if self._answered:
+            self._plan = None
+            self._break_off(reason)
+            self._end(plan, "cut")
+        elif link and link.used and not link.begun and not self._retried and self.method in ("GET", "HEAD"):
+            self._retried = True  # it may have been closed for being idle; asking again does no harm
+            self._again()
+            plan.upstream.connect(self._connected)
+        else:
+            self._fail(reason, sent=True)
+
+    def _again(self) -> None:
+        """Have the body that was sent here once more."""
+        self._sent_head = self.is_sent = False
+        if self._replay and not self._held:
+            self._held, self._held_size = [self._replay], len(self._replay)
+
+    def _fail(self, reason: str, *, sent: bool) -> None:
+        """No byte of an answer has gone to the client."""
+        plan = self._plan
+        assert isinstance(plan, Forward)
+        self._plan = None
+        if sent:
+            self._again()
+        instead = plan.failed(self, reason, sent) if plan.failed is not None else None
+        if plan.failed is None or instead is None:
+            instead = Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}")
+        self.go(instead)
+
+    def _break_off(self, reason: str) -> None:
+        """The answer has begun and will not be whole: its client must not take it for whole."""
+        if self._sse:
+            error = json.dumps({"error": {"code": "BAD_UPSTREAM", "message": reason}})
+            self.body(f"event: error\ndata: {error}\n\n".encode())
+        self.flush()
+        self.is_over = True
+        self._client.cut()
+
+    def full(self) -> None:
+        self._client.pause()
+
+    def drained(self) -> None:
+        self._client.resume()
+
+    # ---- the client
+
+    def client_full(self) -> None:
+        """The client takes nothing: nothing more is read for it."""
+        if self._link is not None:
+            self._link.pause()
+
+    def client_drained(self) -> None:
+        if self._link is not None:
+            self._link.resume()
+        if self._news is not None:
+            self._news.set()
+
+    @property
+    def stall(self) -> float | None:
+        return self._plan.stall if isinstance(self._plan, Forward) else None
+
+    @property
+    def finishes(self) -> bool:
+        """Whether the plane waits for its end when it is asked to stop."""
+        return not (self._sse and isinstance(self._plan, Forward) and not self._plan.finishes)
+
+    def client_left(self) -> None:
+        """The client has gone: what was done for it is cancelled."""
+        if self.is_over:
+            return
+        self.is_over = True
+        if isinstance(self._plan, Forward):
+            self._drop_link("left")
+        elif self._task is not None:
+            self._task.cancel()
+        elif self.gone is not None:
+            self.gone(self)
+
+    # ---- answers of our own
+
+    async def _serve(self, plan: Serve) -> None:
+        self._news = asyncio.Event()
+        try:
+            after = await plan.handler(self)
+        except asyncio.CancelledError:
+            if not self.is_over:
+                self.is_over = True
+                self._client.cut()
+            raise
+        except Exception:
+            log.exception("%s %s failed", self.method, self.path)
+            self._news = self._task = None
+            if self._answered:
+                self._break_off("something went wrong inside the node; its log has the details")
+            else:
+                self.go(Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details"))
+            return
+        self._news = self._task = None
+        if after is not None:
+            self.go(after)
+        elif not self.is_over and self._answered:
+            self.finish()
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body; answers 413 and raises CancelledError when it is larger."""
+        self._ask_for_body()
+        while not self.is_whole:
+            await self._wait()
+            if self._held_size > limit:
+                break
+            self._client.resume()
+        if self._held_size > limit:
+            self.refuse(413, "PAYLOAD_TOO_LARGE", f"the body may have {limit} bytes, found more")
+            raise asyncio.CancelledError
+        return self.begun()
+
+    async def peek(self, size: int = 65_536) -> bytes:
+        """The first bytes of the body, when so many are here or all."""
+        self._ask_for_body()
+        while not self.is_whole and self._held_size < min(size, HELD):
+            await self._wait()
+        return self.begun()
+
+    async def _wait(self) -> None:
+        assert self._news is not None
+        self._news.clear()
+        await self._news.wait()
+
+    def reply(self, status: int, headers: Mapping[str, str], body: bytes = b"") -> None:
+        """The whole answer at once."""
+        if self.is_over:
+            return
+        self.start(status, {**headers, "content-length": str(len(body))})
+        if not self.bodiless:
+            self._out.append(body)
+        self.finish()
+
+    def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
+        """An error as the whole answer."""
+        self.reply(status, error_headers(status, headers), error_body(code, message))
+
+    def start(self, status: int, headers: Mapping[str, str]) -> None:
+        """Begin an answer; it goes out with its first bytes, or at its end."""
+        self._answered, self.status = True, status
+        self._keep_or_not()
+        self._out.append(STATUS_LINES[status])
+        for name, value in headers.items():
+            self._out.append(f"{name}: {value}\r\n".encode("latin-1"))
+            self._sse = self._sse or value.startswith("text/event-stream")
+        self._frame("content-length" in headers, bodiless=self.bodiless or status in (204, 304))
+
+    async def write(self, data: bytes) -> None:
+        """A piece of the answer's body; waits while the client does not take it."""
+        if data and not self.bodiless and not self.is_over:
+            self.body(data)
+        self.flush()
+        while self._client.is_full:
+            await self._wait()
+
+    def finish(self) -> None:
+        """The answer is whole."""
+        if not self.is_over:
+            self._close_body([])

@@ -1,0 +1,351 @@
+"""Connections to those who answer: HTTP/1.1 on a Unix socket, kept open and used again, one exchange at a time on each."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import httptools
+
+MAX_HEAD = 524_288  # bytes of a head or of trailers in an answer; more is no answer
+_BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is tried again
+_RETRY = 0.005
+_HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Head:
+    """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
+
+    __slots__ = ("chunked", "close", "headers", "length", "reason", "status", "upgrade")
+
+    def __init__(self) -> None:
+        self.status = 0
+        self.reason = b""
+        self.headers: Headers = []
+        self.length: int | None = None
+        self.chunked = False
+        self.close = False  # the other side closes after this answer
+        self.upgrade = b""
+
+    def get(self, name: bytes) -> bytes | None:
+        return next((value for found, value in self.headers if found == name), None)
+
+    def add(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name not in _HOP:
+            if name == b"content-length" and value.isdigit():
+                self.length = int(value)
+            self.headers.append((name, value))
+        elif name == b"transfer-encoding":
+            self.chunked = value.lower().endswith(b"chunked")
+        elif name == b"upgrade":
+            self.upgrade = value
+        elif name == b"connection":
+            self.close = self.close or b"close" in value.lower()
+
+
+class Sink(Protocol):
+    """Who gets the answer of one exchange: `answered`, `body` as often as it takes, `finished`; or `failed`, once, at any time.
+
+    `flush` follows what one read has brought. `full` and `drained` say whether the link takes more of the request's body.
+    """
+
+    bodiless: bool
+    """The answer has no body, whatever its headers say (HEAD)."""
+    is_sent: bool
+    """All of the request has been handed to the link; one that is answered before is not used again."""
+    upgrades: bool
+    """A tunnel is wanted: `101` gives one, and everything after it is `body`."""
+
+    def informed(self, status: int) -> None: ...
+
+    def answered(self, head: Head) -> None: ...
+
+    def body(self, data: bytes) -> None: ...
+
+    def flush(self) -> None: ...
+
+    def finished(self, trailers: Headers) -> None: ...
+
+    def failed(self, reason: str) -> None: ...
+
+    def full(self) -> None: ...
+
+    def drained(self) -> None: ...
+
+
+class _Garbage(Exception):
+    pass
+
+
+class Link(asyncio.Protocol):
+    """One connection. It belongs to one exchange at a time, and to nobody while it is idle."""
+
+    def __init__(self, upstream: Upstream) -> None:
+        self.upstream = upstream
+        self.used = False  # it has answered before
+        self.begun = False  # a byte of the present answer has come
+        self.idle_since = 0.0
+        self._sink: Sink | None = None
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self._parser = httptools.HttpResponseParser(self)
+        self._head: Head | None = None
+        self._in_body = self._done = self._stale = self._paused = self._tunnel = False
+        self._mute = 0  # bytes without any of a body
+        self._trailers: Headers = []
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+        self.upstream.links.add(self)
+
+    # ---- the request
+
+    def begin(self, sink: Sink, data: bytes) -> None:
+        """Send the head of a request, and whatever there is of its body."""
+        self._sink = sink
+        self.begun = self._in_body = self._done = self._stale = False
+        self._head, self._mute = None, 0
+        if self._trailers:
+            self._trailers = []
+        self._transport.write(data)
+
+    def write(self, data: bytes) -> None:
+        self._transport.write(data)
+
+    def pause_writing(self) -> None:
+        if self._sink is not None:
+            self._sink.full()
+
+    def resume_writing(self) -> None:
+        if self._sink is not None:
+            self._sink.drained()
+
+    def pause(self) -> None:
+        """Read nothing more for now: who gets it does not take it."""
+        if not self._paused and not self._transport.is_closing():
+            self._paused = True
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        if self._paused:
+            self._paused = False
+            if not self._transport.is_closing():
+                self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Nobody wants the answer: the other side sees the connection closed at once."""
+        self._sink = None
+        self._transport.abort()
+
+    def close(self) -> None:
+        """As `abort`, but what was written still goes out."""
+        self._sink = None
+        self._transport.close()
+
+    @property
+    def is_usable(self) -> bool:
+        return self._sink is None and not self._transport.is_closing()
+
+    # ---- the answer
+
+    def data_received(self, data: bytes) -> None:
+        sink = self._sink
+        if sink is None:  # it speaks without being asked
+            self._transport.abort()
+            return
+        self.begun = True
+        if self._tunnel:
+            sink.body(data)
+            sink.flush()
+            return
+        self._mute += len(data)
+        try:
+            self._parser.feed_data(data)
+            if self._mute > MAX_HEAD:
+                raise _Garbage(f"more than {MAX_HEAD} bytes of headers")
+        except httptools.HttpParserUpgrade as at:
+            self._upgrade(sink, data[at.args[0] :])
+            return
+        except (httptools.HttpParserError, _Garbage) as error:
+            self._stale = True
+            if not self._done:
+                self._fail(f"it does not speak HTTP: {error.__context__ or error}")
+                return
+        if self._done:
+            self._finish()
+        else:
+            sink.flush()
+
+    def on_message_begin(self) -> None:
+        if self._done:
+            raise _Garbage("bytes behind the answer")
+        self._head = Head()
+
+    def on_status(self, reason: bytes) -> None:
+        assert self._head is not None
+        self._head.reason += reason
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_body:
+            self._trailers.append((name, value))
+        elif self._head is not None:
+            self._head.add(name, value)
+
+    def on_headers_complete(self) -> None:
+        head, sink = self._head, self._sink
+        if head is None or sink is None:
+            raise _Garbage("nobody asked")
+        head.status = status = self._parser.get_status_code()
+        if status < 200:
+            if status == 101:
+                if not (sink.upgrades and head.upgrade):
+                    raise _Garbage("101 where no other protocol was asked for")
+                sink.answered(head)
+            else:
+                sink.informed(status)
+            return
+        self._in_body = True
+        if not head.close and self._parser.get_http_version() == "1.0":
+            head.close = not self._parser.should_keep_alive()
+        if sink.bodiless or status in (204, 304):
+            self._done = True
+            self._parser = httptools.HttpResponseParser(self)  # this one waits for a body
+        sink.answered(head)
+
+    def on_body(self, data: bytes) -> None:
+        self._mute = 0
+        if self._done:
+            raise _Garbage("a body where there is none")
+        if self._sink is not None:
+            self._sink.body(data)
+
+    def on_message_complete(self) -> None:
+        if self._in_body:
+            self._done = True
+
+    def _upgrade(self, sink: Sink, rest: bytes) -> None:
+        if self._head is None or self._head.status != 101:
+            self._fail("it changes the protocol unasked")
+            return
+        self._tunnel = self._stale = True
+        if rest:
+            sink.body(rest)
+        sink.flush()
+
+    def _finish(self) -> None:
+        """The answer is whole: the link is free for the next one, before anybody learns of it."""
+        sink, self._sink = self._sink, None
+        assert sink is not None
+        assert self._head is not None
+        self.resume()
+        if self._stale or self._head.close or not sink.is_sent or self._transport.get_write_buffer_size():
+            self._transport.abort()
+        else:
+            self.used = True
+            self.upstream.give(self)
+        sink.finished(self._trailers)
+
+    def _fail(self, reason: str) -> None:
+        sink, self._sink = self._sink, None
+        self._transport.abort()
+        if sink is not None:
+            sink.failed(reason)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.upstream.lost(self)
+        sink, head = self._sink, self._head
+        if sink is None:
+            return
+        self._sink = None
+        by_close = self._in_body and head is not None and head.length is None and not head.chunked
+        if exc is None and (self._tunnel or by_close):
+            sink.finished([])  # where its end is the end of the answer
+        else:
+            sink.failed(
+                "it closed the connection in its answer" if self.begun else "it closed the connection without an answer"
+            )
+
+
+class Upstream:
+    """One who answers, at the path of a Unix socket. Links that are idle are kept, and the one that was used last comes first."""
+
+    def __init__(self, path: str, *, keep: float = 60.0) -> None:
+        self.path, self._keep = path, keep
+        self.links: set[Link] = set()
+        self._idle: list[Link] = []
+        self._sweeping: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self.closed = False
+
+    def take(self) -> Link | None:
+        """A link that is open already."""
+        while self._idle:
+            link = self._idle.pop()
+            if link.is_usable:
+                return link
+        return None
+
+    def give(self, link: Link) -> None:
+        """The link is free."""
+        if self.closed or not link.is_usable:
+            link.abort()
+            return
+        link.idle_since = time.monotonic()
+        self._idle.append(link)
+        if self._sweeping is None:
+            self._sweeping = asyncio.get_running_loop().call_later(self._keep, self._sweep)
+
+    def _sweep(self) -> None:
+        """Close those that were not needed for long; the first are the oldest."""
+        self._sweeping = None
+        limit = time.monotonic() - self._keep
+        while self._idle and self._idle[0].idle_since <= limit:
+            self._idle.pop(0).abort()
+        if self._idle:
+            wait = self._idle[0].idle_since - limit
+            self._sweeping = asyncio.get_running_loop().call_later(max(wait, 0.01), self._sweep)
+
+    def connect(self, then: Callable[[Link | OSError], None]) -> None:
+        """Open a link; `then` gets it, or why there is none."""
+        task = asyncio.get_running_loop().create_task(self._connect(then))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
+
+    async def _connect(self, then: Callable[[Link | OSError], None]) -> None:
+        then(await self.open())
+
+    async def open(self) -> Link | OSError:
+        """A new link, or why there is none. Where its line of waiting connections is full, it is tried again for a while."""
+        loop, until = asyncio.get_running_loop(), time.monotonic() + _BACKLOG_PATIENCE
+        while True:
+            try:
+                _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
+            except BlockingIOError as error:
+                if time.monotonic() > until:
+                    return error
+                await asyncio.sleep(_RETRY)
+            except OSError as error:
+                return error
+            else:
+                return link
+
+    def lost(self, link: Link) -> None:
+        self.links.discard(link)
+        with contextlib.suppress(ValueError):
+            self._idle.remove(link)
+
+    def close(self) -> None:
+        """It is gone, or not wanted any more: idle links are closed, those in use when they are done."""
+        self.closed = True
+        if self._sweeping is not None:
+            self._sweeping.cancel()
+            self._sweeping = None
+        while self._idle:
+            self._idle.pop().abort()
