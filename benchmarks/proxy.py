@@ -89,7 +89,9 @@ def plane(path: str, descriptor: str) -> None:
     async def main() -> None:
         upstream = Upstream(path)
         same, given = Forward(upstream), Forward(upstream, head=b"POST /infer HTTP/1.1\r\nhost: localhost\r\n")
-        front = Front(socket.socket(fileno=int(descriptor)), lambda request: given if request.path == "/infer" else same)
+        front = Front(
+            socket.socket(fileno=int(descriptor)), lambda request: given if request.path == "/infer" else same
+        )
         await front.start()
         gc.freeze()
         gc.set_threshold(20_000, 20, 20)
@@ -173,7 +175,9 @@ def measure(kind: str, seconds: float) -> None:
                 process.wait()
 
 
-def compare(kind: str, direct: Callable[[], socket.socket], through: Callable[[], socket.socket], seconds: float) -> None:
+def compare(
+    kind: str, direct: Callable[[], socket.socket], through: Callable[[], socket.socket], seconds: float
+) -> None:
     data = request()
     sides = {"direct": direct(), "plane": through()}
     for connection in sides.values():
@@ -182,9 +186,15 @@ def compare(kind: str, direct: Callable[[], socket.socket], through: Callable[[]
     for turn in range(int(seconds * 5)):
         for name in sorted(sides, reverse=bool(turn % 2)):
             found[name] += latencies(sides[name], data, 0.1)
-    us = {name: [round(q * 1e6, 1) for q in (statistics.median(v), sorted(v)[int(len(v) * 0.99)])] for name, v in found.items()}
+    us = {
+        name: [round(q * 1e6, 1) for q in (statistics.median(v), sorted(v)[int(len(v) * 0.99)])]
+        for name, v in found.items()
+    }
     ratio = us["plane"][0] / us["direct"][0]
-    print(f"{kind:9} c=1   p50 {us['direct'][0]:6.1f} us direct, {us['plane'][0]:6.1f} us plane, ratio {ratio:.2f}   p99 {us['direct'][1]:.0f}, {us['plane'][1]:.0f} us", flush=True)
+    print(
+        f"{kind:9} c=1   p50 {us['direct'][0]:6.1f} us direct, {us['plane'][0]:6.1f} us plane, ratio {ratio:.2f}   p99 {us['direct'][1]:.0f}, {us['plane'][1]:.0f} us",
+        flush=True,
+    )
     many = {"direct": [direct() for _ in range(64)], "plane": [through() for _ in range(64)]}
     rates: dict[str, list[float]] = {"direct": [], "plane": []}
     for turn in range(max(2, int(seconds))):

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ostler.plane.entry import allow_files
-from ostler.plane.proxy import Client
 from ostler.plane.request import Forward, Refuse, Request, Serve
 from tests.plane.serving import Stage, Upside, answer, run, until
 from tests.plane.test_proxy import echo
@@ -233,7 +232,6 @@ def test_a_client_that_is_not_read_is_seen_to_leave(stage: Stage) -> None:
             sock.send(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 90000000\r\n\r\n")
             loop = asyncio.get_running_loop()
             sending = loop.create_task(loop.sock_sendall(sock, b"x" * 90_000_000))
-            client: Client = (await asyncio.sleep(0)) or None  # type: ignore[assignment]
             await until(lambda: any(c._paused for c in front.clients), "the body to be held")
             client = next(iter(front.clients))
             assert client._now is not None
