@@ -129,6 +129,11 @@ class Node:
         assert self.process is not None
         return self.process.pid
 
+    @property
+    def front_pid(self) -> int:
+        """The process that takes clients' connections."""
+        return int(self.worker("worker:plane:0")["pid"]) if self.behind_plane else self.pid
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)

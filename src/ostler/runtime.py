@@ -344,6 +344,7 @@ class Node:
             name="plane",
             size=1,
             argv=[sys.executable, "-u", "-P", "-m", "ostler.plane"],
+            given={"OSTLER_DATA": str(self.settings.data_dir)},
             cwd=str(run_folder(self.settings.data_dir)) if self._clients >= 0 else None,
             descriptors={"LISTEN": self._clients},
             outlasts=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -86,3 +87,36 @@ def test_a_process_that_may_be_read_at_leisure_loses_no_frame_and_its_death_is_t
     told, rests = asyncio.run(main())
     assert told == [["done", n] for n in range(300)]
     assert 0 < rests < 300
+
+
+_HEIR = (
+    "import os, socket\n"
+    "from ostler.lifecycle.child import inherited\n"
+    "listening = socket.socket(fileno=inherited('LISTEN'))\n"
+    "print(listening.getsockname()[1], os.get_inheritable(listening.fileno()), 'OSTLER_FD_LISTEN' in os.environ)\n"
+)
+
+
+def test_a_worker_inherits_the_open_files_that_it_was_given_and_its_own_children_do_not(tmp_path: Path) -> None:
+    async def main(number: int) -> list[object]:
+        told: list[object] = []
+        over = asyncio.get_running_loop().create_future()
+        launch = Launch(
+            [sys.executable, "-c", _HEIR], dict(os.environ), "t/w/1/", tmp_path / "log", descriptors={"LISTEN": number}
+        )
+        Process(
+            launch,
+            on_frame=told.append,
+            on_line=told.append,
+            on_labelled=lambda label, lines: None,
+            on_printed=lambda: None,
+            on_end=lambda ended: over.set_result(None),
+            on_garbage=told.append,
+        )
+        await over
+        return told
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert asyncio.run(main(listening.fileno())) == [f"{port} False False"]
+        assert listening.fileno() >= 0

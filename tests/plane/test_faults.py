@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ostler.plane.entry import allow_files
-from ostler.plane.request import Forward, Refuse, Request, Serve
+from ostler.plane.request import Forward, Peek, Refuse, Request, Serve
 from tests.plane.serving import Stage, Upside, answer, run, until
 from tests.plane.test_proxy import echo
 
@@ -116,6 +116,26 @@ def test_sigkill_in_the_middle_of_an_answer_cuts_it_and_a_stream_is_told_why(sta
         finally:
             worker.kill()
             worker.wait()
+
+    run(main())
+
+
+def test_a_client_that_knows_an_end_by_the_close_alone_sees_a_reset(stage: Stage) -> None:
+    async def say(up: Upside) -> None:
+        await up.request()
+        await up.say(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n5\r\nbegun\r\n")
+        await go.wait()
+
+    go = asyncio.Event()
+
+    async def main() -> None:
+        async with stage.upside(say), stage.front():
+            reader, writer = await stage.connect(b"GET / HTTP/1.0\r\n\r\n")
+            await reader.readuntil(b"begun")
+            go.set()
+            with pytest.raises(ConnectionResetError):
+                await reader.read()
+            writer.close()
 
     run(main())
 
@@ -383,6 +403,10 @@ def test_what_a_route_or_a_handler_raises_is_a_500_and_no_more(stage: Stage) -> 
         async with stage.upside(echo), stage.front():
             stage.route = lambda request: 1 / 0  # type: ignore[assignment, return-value]
             assert (await stage.ask(GET))[0] == 500
+            stage.route = lambda request: Peek(lambda request: 1 / 0)  # type: ignore[arg-type, return-value]
+            assert (await stage.ask(GET))[0] == 500
+            stage.route = lambda request: Forward(stage.upstream, ended=lambda request, how: 1 / 0)  # type: ignore[arg-type, return-value]
+            assert [(await stage.ask(GET))[0] for _ in range(2)] == [200, 200]
             stage.route = lambda request: Serve(fails)
             assert (await stage.ask(GET))[0] == 500
             stage.route = lambda request: Refuse(503, "UNAVAILABLE", "not now")

@@ -310,6 +310,53 @@ def test_a_coroutine_answers_streams_or_hands_on(stage: Stage) -> None:
     run(main())
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Content-Length: 3\r\nTransfer-Encoding: chunked\r\n",
+        b"Content-Length: 3\r\nContent-Length: 4\r\n",
+        b"Content-Length: 3, 3\r\n",
+        b"Content-Length: +3\r\n",
+        b"Transfer-Encoding: chunked, identity\r\n",
+        b"Transfer-Encoding : chunked\r\n",
+        b"X: a\r\n b: c\r\n",
+        b"X: a\rY: b\r\n",
+        b"X: a\0b\r\n",
+        b"X Y: a\r\n",
+    ],
+)
+def test_a_head_that_could_be_read_in_two_ways_is_passed_to_nobody(stage: Stage, headers: bytes) -> None:
+    async def main() -> None:
+        async with stage.upside(echo), stage.front():
+            reader, writer = await stage.connect(
+                b"POST / HTTP/1.1\r\nHost: x\r\n" + headers + b"\r\nabcGET /evil HTTP/1.1\r\n\r\n"
+            )
+            assert (await answer(reader))[0] == 400
+            assert await reader.read() == b""
+            writer.close()
+            assert stage.connections == 0
+
+    run(main())
+
+
+def test_a_large_body_that_waited_goes_to_a_connection_that_is_open_already(stage: Stage) -> None:
+    async def main() -> None:
+        waiting: list[Request] = []
+        async with stage.upside(echo), stage.front():
+            assert (await stage.ask(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"))[0] == 200
+            stage.route = lambda request: waiting.append(request)
+            reader, writer = await stage.connect(
+                b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 5000000\r\n\r\n" + b"x" * 5_000_000
+            )
+            await until(lambda: waiting and waiting[0]._client._paused, "the body to be held")
+            waiting[0].go(stage.forward)
+            assert len(json.loads((await answer(reader))[2])["body"]) == 5_000_000
+            writer.close()
+            assert stage.connections == 1
+
+    run(main())
+
+
 @pytest.mark.parametrize("chunked", [False, True])
 def test_a_body_beyond_the_limit_is_refused_while_it_is_sent_and_its_sender_sees_why(
     stage: Stage, chunked: bool

@@ -34,7 +34,7 @@ def test_connections_that_say_nothing_do_not_keep_a_worker_from_being_started(ma
     node = make_node("--pool", "work=1", "--pool", "other=0")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     pid = node.worker("worker:work:0")["pid"]
-    resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (200, hard))
+    resource.prlimit(node.front_pid, resource.RLIMIT_NOFILE, (200, hard))
     idle = [connect(node) for _ in range(300)]
     until(lambda: any(_closed(s) for s in idle), "the last of them to be refused")
     assert sum(not _closed(s) for s in idle) > 100
@@ -150,7 +150,7 @@ def test_a_second_request_must_be_whole_in_time_too() -> None:
 
 
 def rss_mb(node: Node) -> float:
-    return int(Path(f"/proc/{node.pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
+    return int(Path(f"/proc/{node.front_pid}/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
 def answer(connection: socket.socket) -> tuple[int, str]:

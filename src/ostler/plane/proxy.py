@@ -14,14 +14,15 @@ from urllib.parse import unquote
 import httptools
 
 from ostler.plane.access import tell
-from ostler.plane.entry import Entry
+from ostler.plane.entry import MAX_HEADERS, Entry
 from ostler.plane.peers import Peers
-from ostler.plane.request import HELD, Plan, Refuse, Request
+from ostler.plane.request import HELD, Plan, Request
 from ostler.plane.upstream import Link
 
 log = logging.getLogger("ostler.plane")
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
+_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect"})
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
@@ -51,7 +52,8 @@ class Client(Entry, asyncio.Protocol):
         self._is_upgrading = False
         self._after = b""  # came behind the request for another protocol
         self._link: Link | None = None  # of the tunnel
-        self._paused = False
+        self._paused = False  # nothing is read from it
+        self._is_choked = False  # … because of whoever takes the body
         self._idle_since = 0.0
         self._idle_clock: asyncio.TimerHandle | None = None
         self._stall_clock: asyncio.TimerHandle | None = None
@@ -135,7 +137,7 @@ class Client(Entry, asyncio.Protocol):
         """Requests wait in the line already: what follows them is parsed when it is its turn."""
         self._held += data
         if len(self._held) > HELD:
-            self.pause()
+            self._stop_reading()
 
     def is_answering(self) -> bool:
         return self._now is not None
@@ -161,13 +163,9 @@ class Client(Entry, asyncio.Protocol):
         headers = self._coming.headers
         name = name.lower()
         headers.append((name, value))
-        if name == b"content-length":
-            self._coming.length = int(value)
-        elif name == b"transfer-encoding":
-            self._coming.chunked = True
-        elif name == b"expect":
-            self._coming.expects = value.lower() == b"100-continue"
-        elif len(headers) > 200:
+        if name in _FRAMING:
+            self._coming.frame(name, value)
+        elif len(headers) > MAX_HEADERS:
             self.check_headers(len(headers))
 
     def on_headers_complete(self) -> None:
@@ -219,11 +217,7 @@ class Client(Entry, asyncio.Protocol):
 
     def _begin(self, request: Request) -> None:
         self._now = request
-        try:
-            request.go(self._front.route(request))
-        except Exception:
-            log.exception("%s %s failed", request.method, request.path)
-            request.go(Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details"))
+        request.begin(self._front.route)
 
     def done(self, request: Request) -> None:
         """The request is answered. What follows on this connection, or its end."""
@@ -237,9 +231,9 @@ class Client(Entry, asyncio.Protocol):
             self._next()
 
     def _next(self) -> None:
-        if self.is_full:
-            return  # it has to take what is there first
-        if self._line:
+        if self.is_full:  # it has to take what is there first
+            self._wait_idle()
+        elif self._line:
             request = self._line.popleft()
             self._begin(request)
             if self._now is request and not self.is_reading:
@@ -249,17 +243,20 @@ class Client(Entry, asyncio.Protocol):
         elif self._held:
             self.loop.call_soon(self._parse_held)
         else:
-            self.read_on()
-            self._idle_since = self.loop.time()
-            if self._idle_clock is None:
-                self._idle_clock = self.loop.call_later(KEEP_ALIVE, self._look_idle)
+            if self._paused:
+                self.read_on()
+            self._wait_idle()
+
+    def _wait_idle(self) -> None:
+        self._idle_since = self.loop.time()
+        if self._idle_clock is None:
+            self._idle_clock = self.loop.call_later(KEEP_ALIVE, self._look_idle)
 
     def _parse_held(self) -> None:
         data, self._held = self._held, b""
         if data and not self.transport.is_closing():
             self.data_received(data)
-        if not self._held:
-            self.resume()
+        self._maybe_read()
 
     def _look_idle(self) -> None:
         """One clock per connection, not one per request."""
@@ -268,7 +265,7 @@ class Client(Entry, asyncio.Protocol):
             return
         left = self._idle_since + KEEP_ALIVE - self.loop.time()
         if left <= 0:
-            self.transport.close()
+            (self.transport.abort if self.is_full else self.transport.close)()
         else:
             self._idle_clock = self.loop.call_later(left, self._look_idle)
 
@@ -335,6 +332,10 @@ class Client(Entry, asyncio.Protocol):
 
     def pause(self) -> None:
         """Whoever takes the body is not ready for more."""
+        self._is_choked = True
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
         if self._paused or self.transport.is_closing():
             return
         self._paused = True
@@ -355,12 +356,18 @@ class Client(Entry, asyncio.Protocol):
             self._glancing = self.loop.call_later(_GLANCE, self._glance)
 
     def resume(self) -> None:
-        if self._paused and len(self._held) <= HELD:
+        """Whoever takes the body is ready for more."""
+        self._is_choked = False
+        self._maybe_read()
+
+    def _maybe_read(self) -> None:
+        if self._paused and not self._is_choked and len(self._held) <= HELD:
             self.read_on()
             if self._in_body and self.is_read():
                 self._time_body(self.body_patience)
 
     def read_on(self) -> None:
+        self._is_choked = False
         if self._paused:
             self._paused = False
             if self._glancing is not None:

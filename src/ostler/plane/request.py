@@ -16,7 +16,7 @@ import json
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
 from ostler.plane.entry import STATUS_LINES, error_body, error_headers
@@ -98,42 +98,40 @@ class Serve:
 
 Plan = Forward | Peek | Reply | Refuse | Serve | None
 
+_INTERNAL = Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details")
+
 
 class Request:
     """One request and its answer. Also the sink of the link that it is forwarded on."""
 
-    __slots__ = (
-        "_answered", "_chunked", "_client", "_held", "_held_size", "_link", "_news", "_out", "_peek", "_plan", "_replay", "_retried",
-        "_sent_head", "_sse", "_task", "bodiless", "chunked", "expects", "gone", "headers", "is_over", "is_sent", "is_whole", "keep", "length",
-        "method", "note", "path", "query", "received", "status", "target", "upgrades", "version",
-    )  # fmt: skip
+    # What most requests never change is the class's: a request costs what it sets.
+    method = path = version = ""
+    target = query = b""
+    length: int | None = None
+    chunked = expects = upgrades = bodiless = False
+    keep = True  # the connection stays open after the answer
+    is_whole = False  # all of the body is here
+    is_sent = False  # … and was handed over
+    is_over = False  # it is answered, or its client has gone
+    received = 0  # bytes of its body so far
+    status = 0  # of its answer, once that has begun
+    gone: Callable[[Request], None] | None = None
+    """Called when the client goes away while no plan runs: set it before you return None from a route."""
+    note: object = None  # whatever a route wants to remember of it
+    _plan: Plan = None
+    _peek: Peek | None = None
+    _link: Link | None = None
+    _held_size = 0
+    _replay = b""  # a small body that was sent, for another try
+    _sent_head = _answered = _chunked = _sse = _retried = False
+    _task: asyncio.Task[None] | None = None
+    _news: asyncio.Event | None = None
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.method = self.path = self.version = ""
-        self.target = self.query = b""
         self.headers: Headers = []  # names in lower case
-        self.length: int | None = None
-        self.chunked = self.expects = self.upgrades = self.bodiless = False
-        self.keep = True  # the connection stays open after the answer
-        self.is_whole = False  # all of the body is here
-        self.is_sent = False  # … and was handed over
-        self.is_over = False  # it is answered, or its client has gone
-        self.received = 0  # bytes of its body so far
-        self.status = 0  # of its answer, once that has begun
-        self.gone: Callable[[Request], None] | None = None
-        """Called when the client goes away while no plan runs: set it before you return None from a route."""
-        self.note: object = None  # whatever a route wants to remember of it
-        self._plan: Plan = None
-        self._peek: Peek | None = None
-        self._link: Link | None = None
         self._held: list[bytes] = []
-        self._held_size = 0
-        self._replay = b""  # a small body that was sent, for another try
-        self._sent_head = self._answered = self._chunked = self._sse = self._retried = False
         self._out: list[bytes] = []
-        self._task: asyncio.Task[None] | None = None
-        self._news: asyncio.Event | None = None
 
     # ---- what is known of it
 
@@ -151,6 +149,15 @@ class Request:
         """The first header of that name (in lower case)."""
         return next((value for found, value in self.headers if found == name), None)
 
+    def frame(self, name: bytes, value: bytes) -> None:
+        """A header that says how its body comes."""
+        if name == b"content-length":
+            self.length = int(value)
+        elif name == b"transfer-encoding":
+            self.chunked = True
+        else:
+            self.expects = value.lower() == b"100-continue"
+
     def begun(self) -> bytes:
         """What is here of the body and was not handed over."""
         if len(self._held) > 1:
@@ -158,6 +165,10 @@ class Request:
         return self._held[0] if self._held else b""
 
     # ---- plans
+
+    def begin(self, route: Callable[[Request], Plan]) -> None:
+        """Its head is here: ask what is to be done."""
+        self.go(self._told(route, self))
 
     def go(self, plan: Plan) -> None:
         """Do this with the request; nothing when its client has gone meanwhile."""
@@ -184,7 +195,7 @@ class Request:
         elif self._peek is not None:
             if self.is_whole or self._held_size >= self._peek.size:
                 peek, self._peek = self._peek, None
-                self.go(peek.then(self))
+                self.go(self._told(peek.then, self))
         elif self._news is not None:
             self._news.set()
         if self._held_size > HELD and self._link is None and self._peek is None:
@@ -233,7 +244,15 @@ class Request:
 
     def _end(self, plan: Forward, how: str) -> None:
         if plan.ended is not None:
-            plan.ended(self, how)
+            self._told(plan.ended, self, how)
+
+    def _told(self, callback: Callable[..., Any], *what: object) -> Any:
+        """What a callback says. One that raises ends its own request alone."""
+        try:
+            return callback(*what)
+        except Exception:
+            log.exception("%s %s failed", self.method, self.path)
+            return _INTERNAL
 
     # ---- forwarding
 
@@ -248,6 +267,7 @@ class Request:
             return
         self._link = link
         if not self._client.is_reading:  # else at the end of this read, with what it brought of the body
+            self._client.resume()
             self._send(link)
 
     def _connected(self, found: Link | OSError) -> None:
@@ -258,8 +278,8 @@ class Request:
             self._fail(f"cannot connect: {found.strerror or found}", sent=False)
         else:
             self._link = found
-            self._send(found)
             self._client.resume()
+            self._send(found)
 
     def _send(self, link: Link) -> None:
         if self._sent_head:
@@ -411,8 +431,8 @@ class Request:
         self._plan = None
         if sent:
             self._again()
-        instead = plan.failed(self, reason, sent) if plan.failed is not None else None
-        if plan.failed is None or instead is None:
+        instead = None if plan.failed is None else self._told(plan.failed, self, reason, sent)
+        if instead is None:
             instead = Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}")
         self.go(instead)
 
@@ -482,7 +502,7 @@ class Request:
             if self._answered:
                 self._break_off("something went wrong inside the node; its log has the details")
             else:
-                self.go(Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details"))
+                self.go(_INTERNAL)
             return
         self._news = self._task = None
         if after is not None:

@@ -23,16 +23,14 @@ Headers = list[tuple[bytes, bytes]]
 class Head:
     """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
 
-    __slots__ = ("chunked", "close", "headers", "length", "reason", "status", "upgrade")
+    status = 0
+    reason = upgrade = b""
+    length: int | None = None
+    chunked = False
+    close = False  # the other side closes after this answer
 
     def __init__(self) -> None:
-        self.status = 0
-        self.reason = b""
         self.headers: Headers = []
-        self.length: int | None = None
-        self.chunked = False
-        self.close = False  # the other side closes after this answer
-        self.upgrade = b""
 
     def get(self, name: bytes) -> bytes | None:
         return next((value for found, value in self.headers if found == name), None)
