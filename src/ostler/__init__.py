@@ -3,6 +3,8 @@
 These are the public names. Importing them loads no third-party module.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ostler.app import Ostler, Task, load
 from ostler.errors import (
     BadArguments,
@@ -20,11 +22,16 @@ from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
 from ostler.jobs.results import LostClaim, Published
 
+if TYPE_CHECKING:
+    from ostler.calls.body import Body
+    from ostler.calls.current import cancelled, deadline, loading_progress
+
 __version__ = "0.1.0"
 
 __all__ = [
     "BadArguments",
     "BatchId",
+    "Body",
     "Cancel",
     "Cancelled",
     "Chain",
@@ -46,5 +53,19 @@ __all__ = [
     "StoreBusy",
     "Task",
     "UnknownTask",
+    "cancelled",
+    "deadline",
     "load",
+    "loading_progress",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """What only models use is loaded when it is first asked for."""
+    if name == "Body":
+        from ostler.calls import body as module  # noqa: PLC0415
+    elif name in ("cancelled", "deadline", "loading_progress"):
+        from ostler.calls import current as module  # type: ignore[no-redef]  # noqa: PLC0415
+    else:
+        raise AttributeError(f"module 'ostler' has no attribute {name!r}")
+    return getattr(module, name)
