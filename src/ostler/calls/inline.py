@@ -157,6 +157,12 @@ class Inline:
                 self._take(connection, request)
 
     def _attend(self, connection: Connection) -> None:
+        if (
+            connection.call is not None
+        ):  # its call waits for a batch: no more is read, and the door tells when the caller hangs up
+            self._epoll.modify(connection.socket, select.EPOLLET)
+            connection.muted = True
+            return
         try:
             if connection.out is not None:
                 self._write(connection, connection.out)
@@ -197,6 +203,9 @@ class Inline:
         connection.call = None
         if call.cancelled:
             raise HungUp
+        if connection.muted:
+            connection.muted = False
+            self._epoll.modify(connection.socket, select.EPOLLIN)
         connection.last = not call.keep
         if made is not None:
             self._write(connection, memoryview(made))
@@ -250,7 +259,7 @@ class Inline:
     def _gather(self) -> None:
         """Under load, wait a little for a fuller batch; a call that comes alone never waits."""
         until = time.monotonic() + self._wait
-        while self._wait and self._last > 1 and len(self._waiting) < self._batch:
+        while self._wait and self._last > 1 and len(self._waiting) < self._batch and not self._service.draining:
             left = until - time.monotonic()
             if left <= 0:
                 return

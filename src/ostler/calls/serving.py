@@ -39,7 +39,7 @@ class HungUp(Exception):
 class Connection:
     """One connection. It belongs to the door until it is handed over (`lent`); `call` is the call that it carries now."""
 
-    __slots__ = ("call", "cancel", "gone", "last", "lent", "out", "reader", "refused", "socket", "whole")
+    __slots__ = ("call", "cancel", "gone", "last", "lent", "muted", "out", "reader", "refused", "socket", "whole")
 
     def __init__(self, accepted: socket.socket, max_body: int) -> None:
         self.socket = accepted
@@ -50,6 +50,7 @@ class Connection:
         self.cancel: Callable[[], None] | None = None  # where a flag alone would not be seen
         self.whole: Request | None = None  # the request with which it is handed over
         self.out: memoryview | None = None  # of an answer that has not been written in full
+        self.muted = False  # it is not read while its call waits
         self.last = False  # it is closed after that answer
         self.refused: float | None = None  # since when what comes is thrown away
 
@@ -117,6 +118,8 @@ class Service:
 
     def begin(self, connection: Connection, request: Request) -> Call:
         """The call that a request makes; raises BadRequest."""
+        if self.state != "ready":
+            raise BadRequest(503, "NOT_READY", f"model {self.model_id} takes no call: it is {self.state}")
         headers = request.headers
         due = None
         if (left := headers.get("x-ostler-deadline-ms")) is not None:
@@ -197,7 +200,9 @@ class Service:
         }
 
     def in_flight(self) -> int:
-        return len(self.calls())
+        """Calls that run, and those on their first way to the model."""
+        found = [] if self.door is None else list(self.door.connections.values())
+        return sum(c.call is not None or c.whole is not None for c in found)
 
     def calls(self) -> list[Connection]:
         """The connections that carry a call now."""
