@@ -10,7 +10,6 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,10 +20,10 @@ _App = TypeVar("_App")
 _OURS, _PYTHON = str(Path(__file__).parent), str(Path(importlib.__file__).parent.parent)
 
 
-@dataclass
 class _Load:
-    what: str
-    over: bool = False  # what was begun meanwhile, such as a task of an event loop, may still carry it
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.over = False  # what was begun meanwhile, such as a task of an event loop, may still carry it
 
 
 # Not per thread: `asyncio.to_thread`, as in `enqueue_async`, belongs to the load. A thread that the file starts does not.

@@ -70,7 +70,7 @@ def test_an_app_that_cannot_be_loaded_exits_with_70_and_the_reason(tmp_path: Pat
     broken.write_text("import nothing_of_that_name\n")
     with worker(tmp_path, "echo", ready=False, target=str(broken)) as bench:
         assert bench.ended() == 70
-        assert "No module named 'nothing_of_that_name'" in bench.wait("failed")[1]
+        assert "'nothing_of_that_name'" in bench.wait("failed")[1]
     with worker(tmp_path, "unknown", ready=False) as bench:
         assert bench.ended() == 70
         assert "declares no model 'unknown'; known are: abatch," in bench.wait("failed")[1]

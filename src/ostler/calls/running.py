@@ -7,7 +7,6 @@ import faulthandler
 import inspect
 import math
 import os
-import platform
 import signal
 import socket
 import sys
@@ -18,14 +17,13 @@ from typing import Any, NoReturn
 
 from ostler import loading
 from ostler.calls import current
-from ostler.calls.inline import Inline
 from ostler.calls.serving import Door, Service
-from ostler.calls.threads import Threads
 from ostler.errors import ConfigError
 from ostler.lifecycle.child import APP_LOAD, MODEL_LOAD, Channel
 from ostler.lifecycle.wire import Frame
 
 MAX_BODY = 64 * 1024 * 1024
+_VERSION = ".".join(map(str, sys.version_info[:3]))
 _NEWS = 0.05  # seconds between two reports of progress
 
 
@@ -203,7 +201,11 @@ class Running:
 
             return Looped(self.service, model, self._own_loop(), self._concurrency, batch, self._wait)
         if batch == 1 and self._concurrency > 1:
+            from ostler.calls.threads import Threads  # noqa: PLC0415
+
             return Threads(self.service, model, self._concurrency)
+        from ostler.calls.inline import Inline  # noqa: PLC0415
+
         return Inline(self.service, model, batch, self._wait)
 
     def _info(self) -> dict[str, Any]:
@@ -215,7 +217,7 @@ class Running:
             "concurrency": max(self._concurrency, self._batch),
             "streams": inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function),
             "parks": hasattr(self._model, "park") and hasattr(self._model, "wake"),
-            "python": platform.python_version(),
+            "python": _VERSION,
         }
 
     def _change(self, which: str) -> None:
@@ -335,7 +337,7 @@ def _explain(target: str, error: ConfigError, options: dict[str, Any]) -> str:
     where = options.get("env")
     if not options.get("foreign") or cause is None:
         return str(error)
-    place = f"environment {where!r} ({sys.executable}, Python {platform.python_version()})"
+    place = f"environment {where!r} ({sys.executable}, Python {_VERSION})"
     trace = "".join(traceback.format_exception(type(cause), cause, cause.__traceback__)).strip()
     if isinstance(cause, ImportError):
         what = f"it imports {cause.name!r}{_line(cause, target)}, which {_missing(cause)} there"
