@@ -22,7 +22,7 @@ from ostler.lifecycle.wire import Frames, encode
 # Another interpreter for all workers, as an environment of its own; nothing of Ostler need be installed there.
 PYTHON = os.environ.get("OSTLER_BENCH_PYTHON", sys.executable)
 ZOO = Path(__file__).parent / "zoo.py"
-PATIENCE = 60.0
+PATIENCE = float(os.environ.get("BENCH_PATIENCE", "60"))
 
 
 def until(found: Callable[[], Any], what: str) -> Any:
@@ -192,6 +192,10 @@ class Bench:
 
     def say(self, *frame: Any) -> None:
         self.channel.sendall(encode(list(frame)))
+
+    def cpu_seconds(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def noted(self, name: str) -> str:
         path = self.folder / name

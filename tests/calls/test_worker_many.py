@@ -27,6 +27,23 @@ def test_hanging_up_cancels_the_call_and_the_model_sees_it(tmp_path: Path, task:
         assert bench.call({"quick": True}).result == "quick"
 
 
+@pytest.mark.parametrize(("task", "options"), SLOW[:2], ids=NAMES[:2])
+def test_a_model_that_does_not_look_is_left_to_finish_and_costs_no_time_of_the_processor(
+    tmp_path: Path, task: str, options: dict
+) -> None:
+    with worker(tmp_path, task, **options) as bench:
+        client = bench.client()
+        client.start({"begun": "b", "seen": "s", "go": "go", "deaf": True})
+        bench.noted("b")
+        client.close()
+        before, beats = bench.cpu_seconds(), len(bench.heard("beat"))
+        until(lambda: len(bench.heard("beat")) > beats + 30, "a second and a half")
+        assert bench.cpu_seconds() - before < 0.7
+        bench.note("go")
+        until(lambda: bench.get("/info").json["in_flight"] == 0, "the call to end")
+        assert bench.call({"quick": True}).result == "quick"
+
+
 @pytest.mark.parametrize(("task", "options"), SLOW[1:], ids=NAMES[1:])
 def test_a_cancelled_call_does_not_touch_its_neighbour(tmp_path: Path, task: str, options: dict) -> None:
     with worker(tmp_path, task, **options) as bench:
@@ -191,6 +208,28 @@ def test_a_call_of_a_batch_whose_client_hung_up_is_left_out(batched: Bench) -> N
     first.answer()
     assert there.answer().result == "there"
     until(lambda: batched.get("/info").json["in_flight"] == 0, "all to end")
+
+
+def test_calls_that_wait_for_the_batch_after_next_may_be_given_up_or_followed(tmp_path: Path) -> None:
+    with worker(tmp_path, "batch", batch=2) as bench:
+        first, one, two, followed, given_up = (bench.client() for _ in range(5))
+        for client in (one, two, followed, given_up):
+            assert client.call("warm").result == "warm"
+        first.start("gate 1")
+        bench.noted("gate 1")
+        one.start("gate 2")
+        two.start("two")
+        followed.start("before")
+        given_up.start("nobody")
+        bench.note("open gate 1")
+        bench.noted("gate 2")
+        followed.start("after")
+        given_up.close()
+        bench.note("open gate 2")
+        assert [c.answer().result for c in (first, one, two)] == ["gate 1", "gate 2", "two"]
+        assert [followed.answer().result, followed.answer().result] == ["before", "after"]
+        assert followed.call("again").result == "again"
+        assert bench.get("/info").json["in_flight"] == 0
 
 
 def test_many_clients_get_their_own_answers(batched: Bench) -> None:

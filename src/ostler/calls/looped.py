@@ -88,6 +88,9 @@ class Looped:
         made: bytes | None = None
         try:
             async with self._slots:
+                if protocol.connection.hung_up():
+                    call.cancelled = True
+                    raise HungUp
                 payload = self.service.payload(call, request)
                 result = self._model.infer(payload)
                 if hasattr(result, "__anext__"):

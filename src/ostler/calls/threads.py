@@ -91,8 +91,14 @@ class Threads:
             connection.send(self._service.route(request))
             return request.keep
         call = self._service.begin(connection, request)
-        with self._slots:
+        if not self._slots.acquire(blocking=False):
+            self._slots.acquire()
+            if connection.hung_up():  # while it waited; the door may not have told yet
+                call.cancelled = True
+        try:
             made = infer(self._service, connection, request, call, self._model.infer)
+        finally:
+            self._slots.release()
         if made is not None:
             connection.send(made)
         connection.call = None
