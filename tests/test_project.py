@@ -34,7 +34,7 @@ LAYERS = [
     {"config", "errors", "events", "loading", "parts"},
 ]
 # Programs of their own, like the CLI: they may load an app.
-PROGRAMS = {"jobs/runner.py"}
+PROGRAMS = {"jobs/runner.py", "calls/running.py"}
 RANK = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 
@@ -75,9 +75,9 @@ def test_imports_go_down_only() -> None:
 def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
-        "BadArguments", "BatchId", "Cancel", "Cancelled", "Chain", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId",
+        "BadArguments", "BatchId", "Body", "Cancel", "Cancelled", "Chain", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId",
         "LostClaim", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
-        "UnknownTask", "load",
+        "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)
 

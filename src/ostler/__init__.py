@@ -3,6 +3,8 @@
 These are the public names. Importing them loads no third-party module.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from ostler.app import Ostler, Task, load
 from ostler.errors import (
     BadArguments,
@@ -18,13 +20,18 @@ from ostler.errors import (
 from ostler.flows import BatchId, Chain, JobId, Step
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
-from ostler.jobs.results import LostClaim, Published
+
+if TYPE_CHECKING:
+    from ostler.calls.body import Body
+    from ostler.calls.current import cancelled, deadline, loading_progress
+    from ostler.jobs.results import LostClaim, Published
 
 __version__ = "0.1.0"
 
 __all__ = [
     "BadArguments",
     "BatchId",
+    "Body",
     "Cancel",
     "Cancelled",
     "Chain",
@@ -46,5 +53,27 @@ __all__ = [
     "StoreBusy",
     "Task",
     "UnknownTask",
+    "cancelled",
+    "deadline",
     "load",
+    "loading_progress",
 ]
+
+
+_LATER = {
+    "Body": "ostler.calls.body",
+    "LostClaim": "ostler.jobs.results",
+    "Published": "ostler.jobs.results",
+    "cancelled": "ostler.calls.current",
+    "deadline": "ostler.calls.current",
+    "loading_progress": "ostler.calls.current",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """What few need is loaded when it is first asked for: a worker starts faster."""
+    if name not in _LATER:
+        raise AttributeError(f"module 'ostler' has no attribute {name!r}")
+    import importlib  # noqa: PLC0415
+
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -1,4 +1,4 @@
-"""What a user's file declares: jobs, pools and commands. Importing it starts nothing and loads no third-party module."""
+"""What a user's file declares: jobs, models, pools and commands. Importing it starts nothing and loads no third-party module."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import copy
 import functools
 import inspect
 import signal as signals
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from ostler import config, loading
+from ostler.calls import model as models_of
+from ostler.calls.model import ModelSpec, Options
 from ostler.config import PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch, store_batch_async
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=type)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +152,7 @@ class Ostler:
     data: str | None = None
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
     commands: dict[str, Command] = field(default_factory=dict, init=False)
+    models: dict[str, ModelSpec] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
     schedules: dict[str, tuple[str, str, Step]] = field(default_factory=dict, init=False, repr=False)
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
@@ -204,8 +208,9 @@ class Ostler:
             check(f"job {called!r}", options)
         except BadArguments as error:
             raise ConfigError(str(error)) from None
-        if config.pool_name(queue) in self.commands:
-            raise ConfigError(f"{queue!r} is already the name of a command; a job's queue needs another name")
+        if config.pool_name(queue) in self.commands or queue in self.models:
+            kind = "command" if queue in self.commands else "model"
+            raise ConfigError(f"{queue!r} is already the name of a {kind}; a job's queue needs another name")
         parameters = signature.describe(function)
         row = {
             "name": called,
@@ -314,8 +319,8 @@ class Ostler:
         probe.parse(ready)
         if not argv or isinstance(argv, str) or not all(isinstance(a, str) for a in argv):
             raise ConfigError(f"command {name!r}: argv must be a list of strings, found {argv!r}")
-        if config.pool_name(name) in self.commands or any(task.queue == name for task in self.tasks.values()):
-            raise ConfigError(f"{name!r} is already the name of a command or of a job's queue")
+        config.pool_name(name)
+        self._check_free(name)
         try:
             number = signals.Signals[drain_signal].value
         except KeyError:
@@ -324,6 +329,72 @@ class Ostler:
             ) from None
         self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
         self.pool(name, workers=workers, **limits)
+
+    def model(
+        self,
+        name: str,
+        *,
+        models: Iterable[str] | Mapping[str, Options] | None = None,
+        any_model: bool = False,
+        max_models: int = 8,
+        **options: Unpack[Options],
+    ) -> Callable[[C], C]:
+        """Declare a model: a class with `load(model_id)` and `infer(payload)`, which is loaded with the first call and stays warm.
+
+        `models` lists the ids that it serves, or gives options by id; without it the one id is `name`. `any_model` takes every id,
+        at most `max_models` of them at once. docs/models.md explains the options: env, gpu_mb, memory_mb, idle, pinned, batch,
+        batch_wait, concurrency, workers, queue, startup, timeout, kill_on_cancel.
+        """
+
+        def declare(target: C) -> C:
+            self._check_free(name)
+            self.models[name] = models_of.declare(
+                name, target, options, models, any_model=any_model, max_models=max_models
+            )
+            return target
+
+        if not isinstance(name, str):
+            raise ConfigError('write @app.model("name") with the name of the model')
+        return declare
+
+    def server(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        ready: str | None = "tcp:",
+        models: Iterable[str] | Mapping[str, Options] | None = None,
+        any_model: bool = False,
+        max_models: int = 8,
+        variables: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        **options: Unpack[Options],
+    ) -> None:
+        """Declare a model that any HTTP server program serves (llama-server, vLLM, TEI…), with the options of `app.model`.
+
+        `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{model}` the model's id, `{n}` the
+        worker's number. `ready` is http:/path or tcp: there, or one of the probes of `app.command`. `variables` are put into its environment.
+        """
+        self._check_free(name)
+        self.models[name] = models_of.declare_server(
+            name,
+            argv,
+            ready,
+            options,
+            models,
+            any_model=any_model,
+            max_models=max_models,
+            variables=variables,
+            cwd=cwd,
+        )
+
+    def _check_free(self, name: str) -> None:
+        """A name of a pool is used once: by a queue, a command or a model."""
+        for kind, taken in (("command", self.commands), ("model", self.models)):
+            if name in taken:
+                raise ConfigError(f"{name!r} is already the name of a {kind}")
+        if any(task.queue == name for task in self.tasks.values()):
+            raise ConfigError(f"{name!r} is already the name of a job's queue")
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Add routes of the app's own to the node's HTTP server: a function that takes an `ostler.web.extend.NodeApi` and returns a
@@ -389,22 +460,4 @@ def load(target: str) -> Ostler:
 
     Loading stores nothing: a call of `enqueue` in the file itself is a ConfigError.
     """
-    where, _, attribute = target.partition(":") if not target.endswith(".py") else (target, "", "")
-    module = loading.import_file(Path(where)) if where.endswith(".py") else loading.import_module(where)
-    if attribute:
-        found = getattr(module, attribute, None)
-        if not isinstance(found, Ostler):
-            raise ConfigError(f"{where} has no Ostler app named {attribute!r}")
-        return found
-    found = getattr(module, "app", None)
-    if isinstance(found, Ostler):
-        return found
-    apps = {name: value for name, value in vars(module).items() if isinstance(value, Ostler)}
-    if len({id(a) for a in apps.values()}) != 1:
-        what = (
-            f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}"
-            if apps
-            else "no app: write app = Ostler() in it"
-        )
-        raise ConfigError(f"{target} has {what}")
-    return next(iter(apps.values()))
+    return loading.find(target, Ostler)

@@ -5,12 +5,9 @@ Standard library alone: producers and workers read the same settings as the node
 
 from __future__ import annotations
 
-import difflib
-import ipaddress
 import os
 import re
 import socket
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -200,8 +197,10 @@ def _from_toml(values: dict[str, Any], pools: dict[str, dict[str, Any]], path: P
             raise ConfigError(f"the configuration file {path} does not exist")
         return
     try:
+        import tomllib  # noqa: PLC0415  workers seldom read a file, and start faster without it
+
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:  # of TOML, or of UTF-8
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
@@ -240,9 +239,15 @@ def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
     return [f"environment variable {name} is no setting of Ostler; docs/settings.md lists them" for name in found]
 
 
+def _close_matches(key: str, names: list[str], cutoff: float) -> list[str]:
+    import difflib  # noqa: PLC0415  only for a mistake
+
+    return difflib.get_close_matches(key, names, 1, cutoff)
+
+
 def _closest(key: str) -> str | None:
     """The setting that was probably meant: close to its name, or to some words of it (HEARTBEET is heartbeat_interval)."""
-    if close := difflib.get_close_matches(key, [*NODE_KEYS, "pools"], 1, 0.75):
+    if close := _close_matches(key, [*NODE_KEYS, "pools"], 0.75):
         return close[0]
     parts: dict[str, str] = {}
     for name in NODE_KEYS:
@@ -252,7 +257,7 @@ def _closest(key: str) -> str | None:
                 part = "_".join(words[first:last])
                 if len(part) >= _SHORTEST_PART:
                     parts.setdefault(part, name)
-    close = difflib.get_close_matches(key, parts, 1, 0.8)
+    close = _close_matches(key, list(parts), 0.8)
     return parts[close[0]] if close else None
 
 
@@ -269,7 +274,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
 
 def _typed(known: Mapping[str, Any], key: str, value: Any, source: str) -> Any:
     if key not in known:
-        close = difflib.get_close_matches(key, [*known, "pools"], 1)
+        close = _close_matches(key, [*known, "pools"], 0.6)
         hint = f"; did you mean {close[0]!r}?" if close else "; docs/settings.md lists the known ones"
         raise ConfigError(f"{source} is not a known setting{hint}")
     kind = str(known[key].type).partition(" | ")[0]
@@ -362,6 +367,8 @@ def is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
     try:
+        import ipaddress  # noqa: PLC0415  only for an address in figures
+
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False

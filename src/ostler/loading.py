@@ -10,19 +10,20 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ostler.errors import ConfigError
+
+_App = TypeVar("_App")
 
 _OURS, _PYTHON = str(Path(__file__).parent), str(Path(importlib.__file__).parent.parent)
 
 
-@dataclass
 class _Load:
-    what: str
-    over: bool = False  # what was begun meanwhile, such as a task of an event loop, may still carry it
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.over = False  # what was begun meanwhile, such as a task of an event loop, may still carry it
 
 
 # Not per thread: `asyncio.to_thread`, as in `enqueue_async`, belongs to the load. A thread that the file starts does not.
@@ -49,6 +50,29 @@ def _line() -> str:
 
 def _not_theirs(file: str) -> bool:
     return file.startswith((_OURS, "<frozen")) or (file.startswith(_PYTHON) and "site-packages" not in file)
+
+
+def find(target: str, kind: type[_App]) -> _App:
+    """The one object of that kind that `path/to/file.py`, `package.module` or either with `:name` names; raises ConfigError."""
+    where, _, attribute = target.partition(":") if not target.endswith(".py") else (target, "", "")
+    module = import_file(Path(where)) if where.endswith(".py") else import_module(where)
+    if attribute:
+        found = getattr(module, attribute, None)
+        if not isinstance(found, kind):
+            raise ConfigError(f"{where} has no Ostler app named {attribute!r}")
+        return found
+    found = getattr(module, "app", None)
+    if isinstance(found, kind):
+        return found
+    apps = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
+    if len({id(a) for a in apps.values()}) != 1:
+        what = (
+            f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}"
+            if apps
+            else "no app: write app = Ostler() in it"
+        )
+        raise ConfigError(f"{target} has {what}")
+    return next(iter(apps.values()))
 
 
 def import_file(path: Path) -> Any:
@@ -98,7 +122,7 @@ def _executed(work: Callable[[], Any], what: str) -> Any:
             raise
         import traceback  # noqa: PLC0415
 
-        trace = "".join(traceback.format_exception(error)).strip()
+        trace = "".join(traceback.format_exception(type(error), error, error.__traceback__)).strip()
         raise ConfigError(f"{what} cannot be loaded: {type(error).__name__}: {error}\n{trace}") from error
     finally:
         mark.over = True

@@ -1,0 +1,1 @@
+"""Calls to warm models: what a user declares, and the process in which a model runs."""

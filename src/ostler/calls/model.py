@@ -1,0 +1,338 @@
+"""What a user's file declares of models, as plain data. Everything is checked here, at declaration. Standard library, Python 3.9."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypedDict, Union
+
+from ostler.errors import BadArguments, ConfigError, NotFound
+
+NEVER = -1.0  # an idle time that never ends
+MAX_BODY = 64 * 1024 * 1024
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
+_UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_PLACE = re.compile(r"\{([a-z_]+)\}")
+_PLACES = ("port", "socket", "model", "n")
+_LONGEST_ID = 200
+_RESERVED = ("plane",)  # pools of the node's own
+
+Duration = Union[float, str]
+
+
+class Options(TypedDict, total=False):
+    """The options of a model as they are written, for all its ids or for one of them."""
+
+    env: str | None
+    gpu_mb: float
+    memory_mb: float
+    idle: Duration
+    pinned: bool
+    batch: int
+    batch_wait: float
+    concurrency: int
+    workers: int
+    queue: int
+    startup: Duration
+    timeout: Duration
+    kill_on_cancel: bool
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """How one model id is run. Times are seconds."""
+
+    env: str | None = None  # a named environment; None: the node's own interpreter
+    gpu_mb: float = 0  # memory to reserve, until a measured figure is known
+    memory_mb: float = 0
+    idle: float = 60.0  # stays loaded for so long after its last call; 0: leaves at once, -1: stays
+    pinned: bool = False  # never evicted, never idle
+    batch: int = 1  # at most so many calls in one infer_batch
+    batch_wait: float = 0.0  # under load, wait so long for a fuller batch
+    concurrency: int = 1  # calls at once in one worker
+    workers: int = 1  # workers of this model id
+    queue: int = 100  # calls that may wait; more are refused
+    startup: float = 120.0  # from the start to ready, or since the last progress
+    timeout: float = 300.0  # of one call
+    kill_on_cancel: bool = False  # a cancelled call that does not end has its worker killed
+
+    @property
+    def connections(self) -> int:
+        """How many calls one worker can use at once."""
+        return max(self.concurrency, self.batch)
+
+
+_FIELDS = {f.name: f for f in dataclasses.fields(ModelOptions)}
+_WHOLE = {"batch": (1, 1024), "concurrency": (1, 256), "workers": (1, 64), "queue": (0, 100_000)}
+_NUMBERS = {"gpu_mb": (0, 1e9), "memory_mb": (0, 1e9), "batch_wait": (0, 10)}
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """One declared model (or HTTP server), with its ids. `target` is the class; a server has `argv` instead."""
+
+    name: str
+    target: Any
+    models: Mapping[str, ModelOptions]
+    common: ModelOptions = field(default_factory=ModelOptions)
+    any_model: bool = False
+    max_models: int = 8
+    argv: tuple[str, ...] = ()
+    ready: str | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+
+    @property
+    def is_server(self) -> bool:
+        return self.target is None
+
+    @property
+    def streams(self) -> bool:
+        """Whether its calls always stream."""
+        function = getattr(self.target, "infer", None)
+        return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+    @property
+    def parks(self) -> bool:
+        """Whether it has `park` and `wake` of its own."""
+        return hasattr(self.target, "park")
+
+    def options(self, model_id: str) -> ModelOptions:
+        """How this id is run; raises NotFound for an id that is not served, BadArguments for one that cannot be."""
+        found = self.models.get(model_id)
+        if found is not None:
+            return found
+        if not self.any_model:
+            known = ", ".join(sorted(self.models))
+            raise NotFound(f"{self.name} has no model {str(model_id)[:80]!r}; known are: {known}")
+        if not isinstance(model_id, str) or not 0 < len(model_id) <= _LONGEST_ID or not model_id.isprintable():
+            raise BadArguments(
+                f"{self.name}: a model id has 1 to {_LONGEST_ID} printable characters, found {str(model_id)[:80]!r}"
+            )
+        if model_id.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", model_id):
+            raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leads out of its directory")
+        return self.common
+
+
+def seconds(value: Any, what: str) -> float:
+    """A duration: a number of seconds, or a text such as "90", "5m", "1.5h". Any negative one is -1, for ever. Raises ConfigError."""
+    number = math.nan
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        number = float(value)
+    elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
+        number = float(found.group(1)) * _UNITS[found.group(2) or ""]
+    if math.isnan(number) or number > 1e9:
+        raise ConfigError(f'{what} must be a number of seconds or a text such as "5m", found {value!r}')
+    return number if number >= 0 else NEVER
+
+
+def check_name(name: Any) -> str:
+    """A name that can be a pool's; raises ConfigError."""
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"{name!r} is not usable as a name of a model: letters, digits, '_', '.' and '-', at most 63, please"
+        )
+    if name in _RESERVED:
+        raise ConfigError(f"{name!r} is the name of a pool of the node's own; give the model another one")
+    return name
+
+
+def declare(
+    name: str,
+    target: Any,
+    options: Mapping[str, Any],
+    models: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    any_model: bool = False,
+    max_models: int = 8,
+) -> ModelSpec:
+    """A model of a class; raises ConfigError."""
+    what = f"model {check_name(name)!r}"
+    common = merged(what, ModelOptions(), options)
+    ids = _ids(what, name, models, common, any_model=any_model)
+    _check_count(what, max_models)
+    for one in (common, *ids.values()):
+        _check_class(what, target, one)
+    return ModelSpec(name, target, ids, common, bool(any_model), max_models)
+
+
+def declare_server(
+    name: str,
+    argv: Sequence[str],
+    ready: str | None,
+    options: Mapping[str, Any],
+    models: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    any_model: bool = False,
+    max_models: int = 8,
+    variables: Mapping[str, str] | None = None,
+    cwd: str | None = None,
+) -> ModelSpec:
+    """A model that an HTTP server program serves; raises ConfigError."""
+    what = f"server {check_name(name)!r}"
+    if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
+        raise ConfigError(f"{what}: argv must be a list of strings, found {argv!r}")
+    common = merged(what, ModelOptions(), options)
+    ids = _ids(what, name, models, common, any_model=any_model)
+    _check_count(what, max_models)
+    for one in (common, *ids.values()):
+        if one.batch > 1:
+            raise ConfigError(f"{what}: batch is for classes with infer_batch; a server makes its own batches")
+    texts = [*argv, *(variables or {}).values(), ready or ""]
+    places = {place for text in texts for place in _PLACE.findall(text)}
+    if wrong := places - set(_PLACES):
+        known = ", ".join(f"{{{place}}}" for place in _PLACES)
+        raise ConfigError(f"{what}: {{{min(wrong)}}} is not a place that can be filled; known are {known}")
+    if not {"port", "socket"} & {place for text in texts[:-1] for place in _PLACE.findall(text)}:
+        raise ConfigError(f"{what}: give it {{port}} or {{socket}} in argv or variables, so that it listens there")
+    _check_ready(what, ready)
+    return ModelSpec(
+        name, None, ids, common, bool(any_model), max_models, tuple(argv), ready, dict(variables or {}), cwd
+    )
+
+
+def merged(what: str, common: ModelOptions, options: Mapping[str, Any]) -> ModelOptions:
+    """The options with these put over them; raises ConfigError."""
+    if unknown := sorted(str(name) for name in options.keys() - _FIELDS.keys()):
+        raise ConfigError(f"{what} has no option {unknown[0]!r}; known are: {', '.join(_FIELDS)}")
+    found = dataclasses.replace(common, **{name: _checked(what, name, value) for name, value in options.items()})
+    if found.batch > 1 and found.concurrency > 1:
+        raise ConfigError(
+            f"{what}: batch={found.batch} and concurrency={found.concurrency} exclude each other; "
+            "use workers= to run several batches at once"
+        )
+    return found
+
+
+def _checked(what: str, name: str, value: Any) -> Any:
+    place = f"{what}: {name}"
+    if name in ("pinned", "kill_on_cancel"):
+        if not isinstance(value, bool):
+            raise ConfigError(f"{place} must be True or False, found {value!r}")
+        return value
+    if name == "env":
+        if value is not None and (not isinstance(value, str) or not _NAME.fullmatch(value)):
+            raise ConfigError(f"{place} must be the name of an environment or None, found {value!r}")
+        return value
+    if name in ("idle", "startup", "timeout"):
+        time = seconds(value, place)
+        if name != "idle" and time <= 0:
+            raise ConfigError(f"{place} must be more than 0 seconds, found {value!r}")
+        return time
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    if name in _WHOLE:
+        low, high = _WHOLE[name]
+        if not isinstance(value, int) or not number or not low <= value <= high:
+            raise ConfigError(f"{place} must be a whole number from {low} to {high}, found {value!r}")
+        return value
+    least, most = _NUMBERS[name]
+    if not number or not least <= value <= most:
+        raise ConfigError(f"{place} must be a number from {least} to {most:g}, found {value!r}")
+    return value
+
+
+def _ids(what: str, name: str, models: Any, common: ModelOptions, *, any_model: bool) -> dict[str, ModelOptions]:
+    if models is None:
+        return {} if any_model else {name: common}
+    if isinstance(models, str) or not isinstance(models, (Mapping, Iterable)):
+        raise ConfigError(f"{what}: models must be a list of ids, or a dict of options by id, found {models!r}")
+    given: dict[Any, Any] = dict(models) if isinstance(models, Mapping) else {one: {} for one in models}
+    if not given and not any_model:
+        raise ConfigError(f"{what}: models is empty; name at least one id, leave it out, or set any_model=True")
+    found = {}
+    for one, options in given.items():
+        if not isinstance(one, str) or not 0 < len(one) <= _LONGEST_ID or not one.isprintable():
+            raise ConfigError(f"{what}: a model id has 1 to {_LONGEST_ID} printable characters, found {one!r}")
+        if not isinstance(options, Mapping):
+            raise ConfigError(f"{what}: the options of {one!r} must be a dict, found {options!r}")
+        found[one] = merged(f"{what}, {one!r}", common, options)
+    return found
+
+
+def _check_count(what: str, max_models: Any) -> None:
+    if not isinstance(max_models, int) or isinstance(max_models, bool) or not 1 <= max_models <= 10_000:
+        raise ConfigError(f"{what}: max_models must be a whole number from 1 to 10000, found {max_models!r}")
+
+
+def _check_class(what: str, target: Any, options: ModelOptions) -> None:
+    if not inspect.isclass(target):
+        raise ConfigError(f"{what} must be a class with load(model_id) and infer(payload), found {target!r}")
+    for method in ("load", "infer"):
+        if not callable(getattr(target, method, None)) and not (method == "infer" and hasattr(target, "infer_batch")):
+            raise ConfigError(
+                f"{what}: class {target.__name__} has no method {method}; it needs load(self, model_id) and infer(self, payload)"
+            )
+    for method in ("load", "infer", "infer_batch"):
+        if hasattr(target, method):
+            _check_method(what, target, method)
+    if hasattr(target, "park") != hasattr(target, "wake"):
+        raise ConfigError(f"{what}: class {target.__name__} needs both park and wake, or neither")
+    if options.batch > 1 and not hasattr(target, "infer_batch"):
+        raise ConfigError(f"{what}: batch={options.batch} needs a method infer_batch(self, payloads)")
+
+
+def _check_method(what: str, target: Any, method: str) -> None:
+    try:
+        signature = inspect.signature(getattr(target, method))
+        signature.bind(None, None)
+    except ValueError:  # written in C: it is taken as it is
+        return
+    except TypeError:
+        wanted = {"load": "model_id", "infer": "payload", "infer_batch": "payloads"}[method]
+        raise ConfigError(
+            f"{what}: {target.__name__}.{method}{signature} must take one argument: def {method}(self, {wanted})"
+        ) from None
+
+
+def _check_ready(what: str, ready: Any) -> None:
+    if ready is None:
+        return
+    fits = isinstance(ready, str) and re.fullmatch(r"http:/(?!/).*|https?://.+|tcp:|tcp://.+|line:.+", ready, re.DOTALL)
+    if not fits:
+        raise ConfigError(
+            f"{what}: ready={ready!r} is not a probe: use http:/path or tcp: (on its own port or socket), "
+            "http://host:port/path, tcp://host:port, line:REGEX or None"
+        )
+    if ready.startswith("line:"):
+        try:
+            re.compile(ready[5:])
+        except re.error as error:
+            raise ConfigError(f"{what}: ready={ready!r} is not a regular expression ({error})") from None
+
+
+def launch(
+    python: str,
+    target: str,
+    name: str,
+    model_id: str,
+    options: ModelOptions,
+    *,
+    run: str,
+    socket: str,
+    max_body: int = MAX_BODY,
+) -> tuple[list[str], dict[str, str]]:
+    """How a model's worker is started: argv, and the variables that are added to its environment.
+
+    `python` is the interpreter of its environment, `run` the directory of the sockets, `socket` the name of this worker's in it.
+    """
+    worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")  # noqa: PTH100, PTH118, PTH120
+    told = {
+        "foreign": options.env is not None,
+        "env": options.env,
+        "concurrency": options.concurrency,
+        "batch": options.batch,
+        "batch_wait": options.batch_wait,
+        "max_body": max_body,
+        "run": run,
+    }
+    variables = {"OSTLER_MODEL": json.dumps(told)}
+    if options.env is not None:  # nothing of the node's own environment reaches that one; empty is as good as unset
+        variables.update(PYTHONPATH="", PYTHONHOME="", PYTHONNOUSERSITE="1")
+    return [python, worker, target, name, model_id, socket], variables
