@@ -183,7 +183,8 @@ class Settings:
         own = self.pools.get(name, PoolSettings())
         values = {}
         for f in fields(PoolSettings):
-            found = (getattr(own, f.name), getattr(declared, f.name) if declared else None, getattr(self, f.name, None))
+            nodes = getattr(self, f.name) if f.name in NODE_KEYS else None
+            found = (getattr(own, f.name), getattr(declared, f.name) if declared else None, nodes)
             values[f.name] = next((v for v in found if v is not None), None)
         return PoolSettings(**values)
 
