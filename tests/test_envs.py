@@ -425,6 +425,18 @@ def test_an_environment_of_the_users_own_is_used_and_never_touched(tmp_path: Pat
     assert (tmp_path / "venv" / "bin" / "python").exists()
 
 
+def test_an_environment_of_somebody_else_says_so(tmp_path: Path, monkeypatch) -> None:
+    def refuse(self) -> None:
+        raise PermissionError(13, "Permission denied", str(self.link))
+
+    known, app = tiny(tmp_path)
+    monkeypatch.setattr(state.Place, "current", refuse)
+    (found,) = envs.listing(known, app)
+    assert found.state == "failed"
+    with pytest.raises(EnvNotBuilt, match="permission denied: .*tiny; build it as the user who runs it"):
+        envs.interpreter(known, app, "tiny")
+
+
 def test_the_command_in_the_error_builds_the_environment(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels")
     (tmp_path / "app.py").write_text(

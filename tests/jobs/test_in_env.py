@@ -37,6 +37,11 @@ def inside(job):
 
 
 @app.job("special", env="tiny")
+def which(job):
+    return [sys.prefix, sys.version]
+
+
+@app.job("special", env="tiny")
 def children(job):
     code = "import sys, tinypack; print(sys.prefix, tinypack.VERSION)"
     shell = subprocess.run(["python", "-c", code], capture_output=True, text=True, check=True).stdout
@@ -162,6 +167,21 @@ def test_an_environment_that_goes_away_is_never_replaced_by_another_interpreter(
     link.with_name("elsewhere").rename(link)
     assert node.wait_job(node.enqueue("inside"), "done")["result"][1] == "1.0"
     assert gone(worker["pid"])
+
+
+@pytest.mark.skipif(other_python((3, 12), (3, 16)) is None, reason="no later Python is installed")
+def test_a_job_runs_in_an_environment_of_the_users_own_with_another_python(tmp_path: Path, make_node) -> None:
+    own = tmp_path / "own"
+    subprocess.run([other_python((3, 12), (3, 16)), "-m", "venv", "--without-pip", own], check=True)
+    path = written(tmp_path)
+    (tmp_path / "o.toml").write_text('[env.tiny]\npath = "own"\n')  # the file overrules the code
+    node = make_node("--config", str(tmp_path / "o.toml"), app=path, PYTHONSAFEPATH="1")
+    prefix, version = node.wait_job(node.enqueue("which"), "done")["result"]
+    assert prefix == str(own)
+    assert version == asked(own / "bin" / "python", "import sys; print(sys.version)")
+    assert version != sys.version
+    failed = node.wait_job(node.enqueue("inside"), "failed")
+    assert failed["error"]["message"].endswith("No module named 'tinypack'")
 
 
 # ---- refused at the start

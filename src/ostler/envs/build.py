@@ -19,7 +19,7 @@ from typing import IO, Any
 from ostler import private
 from ostler.config import EnvSettings, Settings
 from ostler.envs import install
-from ostler.envs.state import STAMP, Declares, Environment, Place, asked_version, digest, hidden, look, place
+from ostler.envs.state import STAMP, Declares, Environment, Place, asked_version, digest, hidden, look, place, read
 from ostler.errors import Conflict, EnvError
 
 Tell = Callable[[str], None]
@@ -58,15 +58,17 @@ def remove(settings: Settings, app: Declares, name: str, *, force: bool = False)
     """Delete all builds. Raises Conflict while a process runs in one, unless forced."""
     _buildable(look(settings, app, name), anyway=True)
     where = place(settings, name)
-    with _locked(settings, where, name):
-        users = sorted({pid for build in _builds(where) for pid in users_of(build)})
-        if users and not force:
-            raise Conflict(
-                f"environment {name!r} is in use by process {', '.join(map(str, users))}; stop it, or remove it with --force"
-            )
-        with contextlib.suppress(FileNotFoundError):
-            where.link.unlink()
-        shutil.rmtree(where.folder)
+    try:
+        with _locked(settings, where, name):
+            users = sorted({pid for build in _builds(where) for pid in users_of(build)})
+            if users and not force:
+                raise Conflict(
+                    f"environment {name!r} is in use by process {', '.join(map(str, users))}; stop it, or remove it with --force"
+                )
+            where.link.unlink(missing_ok=True)
+            shutil.rmtree(where.folder)
+    except OSError as error:
+        raise EnvError(f"environment {name!r} cannot be removed: {error}") from error
 
 
 def _buildable(found: Environment, *, anyway: bool = False) -> EnvSettings:
@@ -84,7 +86,7 @@ def _buildable(found: Environment, *, anyway: bool = False) -> EnvSettings:
 
 def _is_current(where: Place, described: EnvSettings) -> bool:
     current = where.current()
-    return current is not None and json.loads((current / STAMP).read_bytes()).get("hash") == digest(described)
+    return current is not None and read(current / STAMP).get("hash") == digest(described)
 
 
 @contextlib.contextmanager

@@ -17,7 +17,8 @@ def main() -> None:
         sys.exit(70)  # child.APP_LOAD
     os.environ["VIRTUAL_ENV"] = sys.prefix
     os.environ["PATH"] = os.pathsep.join([os.path.dirname(sys.executable), os.environ.get("PATH", os.defpath)])  # noqa: PTH120
-    sys.path[0] = os.getcwd()  # noqa: PTH109  as for `python -m`; not the directory of this script
+    if os.path.realpath(sys.path[0]) == os.path.dirname(os.path.realpath(__file__)):  # noqa: PTH120
+        sys.path[0] = os.getcwd()  # noqa: PTH109  as for `python -m`
     del sys.argv[0]
     runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
 

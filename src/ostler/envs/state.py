@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import fcntl
 import hashlib
@@ -57,6 +58,8 @@ class Place:
         """The directory of the current build, by its number; None when there is none that is complete."""
         try:
             found = self.link.parent / self.link.readlink()
+        except PermissionError:
+            raise
         except OSError:
             return None
         return found if (found / STAMP).is_file() else None
@@ -113,9 +116,11 @@ def interpreter(settings: Settings, app: Declares, name: str, at_least: tuple[in
 def listing(settings: Settings, app: Declares) -> list[Environment]:
     """All environments: those that are described, and builds that nothing describes any more."""
     root = folder(settings)
-    built = {p.name for p in root.iterdir() if p.is_symlink()} if root.is_dir() else set()
-    names = {*settings.envs, *app.envs, *(name for name in built if place(settings, name).current())}
-    return [look(settings, app, name) for name in sorted(names)]
+    built: set[str] = set()
+    with contextlib.suppress(PermissionError):  # which `look` tells of each that is described
+        links = [p.name for p in root.iterdir() if p.is_symlink()] if root.is_dir() else []
+        built = {name for name in links if place(settings, name).current()}
+    return [look(settings, app, name) for name in sorted({*settings.envs, *app.envs, *built})]
 
 
 def look(settings: Settings, app: Declares, name: str) -> Environment:
@@ -124,10 +129,14 @@ def look(settings: Settings, app: Declares, name: str) -> Environment:
     if described is not None and described.path is not None:
         return _own(name, Path(described.path))
     where = place(settings, name)
-    current = where.current()
+    try:
+        current = where.current()
+    except PermissionError as error:
+        denied = f"permission denied: {error.filename}; build it as the user who runs it"
+        return Environment(name, "failed", described, where.link, _command(settings, app, name), reason=denied)
     if described is None and current is None:
         raise ConfigError(_unknown(settings, app, name))
-    stamp = _read(current / STAMP) if current else {}
+    stamp = read(current / STAMP) if current else {}
     python = current / "bin" / "python" if current else None
     usable = python if python is not None and os.access(python, os.X_OK) else None
     state, reason = _state(where, described, stamp, usable)
@@ -143,7 +152,7 @@ def look(settings: Settings, app: Declares, name: str) -> Environment:
         installer=stamp.get("installer"),
         reason=reason,
         log=where.log if where.log.is_file() else None,
-        tail=tuple(_read(where.failure).get("tail", ())) if state == "failed" else (),
+        tail=tuple(read(where.failure).get("tail", ())) if state == "failed" else (),
     )
 
 
@@ -152,7 +161,7 @@ def _state(
 ) -> tuple[str, str | None]:
     if (pid := _builder(where)) is not None:
         return "building", f"by process {pid}"
-    if failed := _read(where.failure):
+    if failed := read(where.failure):
         return "failed", str(failed.get("reason", "the last build broke off"))
     if not stamp:
         return "not built", None
@@ -232,7 +241,8 @@ def _file(path: Path, seen: set[Path]) -> Any:
         return error.strerror  # to build it says so in words
 
 
-def _read(path: Path) -> dict[str, Any]:
+def read(path: Path) -> dict[str, Any]:
+    """A stamp or a failure; empty where there is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError):

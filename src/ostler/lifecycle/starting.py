@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ostler.errors import OstlerError
@@ -41,6 +42,7 @@ class Starts:
             self._supervisor.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
             slot.worker = worker
         filled: dict[str, str] = {}
+        argv: Sequence[str] = ()
         try:
             argv = spec.argv(slot) if callable(spec.argv) else spec.argv
             filled = launch.places(spec, slot, argv)
@@ -65,7 +67,7 @@ class Starts:
                 unhurried=lambda: worker.unhurried,
             )
         except (OSError, ValueError, OstlerError) as error:
-            why = f"{argv[0]}: {error.strerror}" if isinstance(error, OSError) and error.strerror else error
+            why = f"{argv[0]}: {error.strerror}" if argv and isinstance(error, OSError) and error.strerror else error
             log.error("%s cannot be started: %s", slot.component, why)  # noqa: TRY400
             self._supervisor.kill(worker, "spawn")
         if filled.get("port", "0") != "0":
