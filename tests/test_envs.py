@@ -154,6 +154,19 @@ def test_every_key_is_documented() -> None:
     assert [key for key in config.ENV_KEYS if f"`{key}`" not in text] == []
 
 
+def test_the_examples_of_the_docs_are_right(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "environments.md").read_text()
+    (toml,), (code,) = (re.findall(rf"```{kind}\n(.*?)```", text, re.DOTALL) for kind in ("toml", "python"))
+    found = settings_of(tmp_path, toml)
+    assert (set(found.envs), found.pools["ocr"].env) == ({"ocr", "tts", "trial"}, "ocr")
+    scope: dict = {"__name__": "docs"}
+    exec(compile(code, str(tmp_path / "app.py"), "exec"), scope)
+    assert scope["app"].env_of("ocr") == "ocr"
+    documented = re.findall(r"^\| (`[^|]+) \|", text.partition("## Building")[0], re.MULTILINE)
+    assert [key for key in config.ENV_KEYS if f"`{key}`" not in " ".join(documented)] == []
+    assert all(f"| `{word}` |" in text for word in ("not built", "building", "ready", "outdated", "failed"))
+
+
 # ---- building
 
 

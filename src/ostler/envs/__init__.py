@@ -12,7 +12,18 @@ directory: one that is running keeps its environment while the next is built, an
 """
 
 from ostler.envs.build import build, remove
-from ostler.envs.run import command, variables
+from ostler.envs.run import command, isolated, variables
 from ostler.envs.state import Environment, interpreter, listing, look, shown
 
-__all__ = ["Environment", "build", "command", "interpreter", "listing", "look", "remove", "shown", "variables"]
+__all__ = [
+    "Environment",
+    "build",
+    "command",
+    "interpreter",
+    "isolated",
+    "listing",
+    "look",
+    "remove",
+    "shown",
+    "variables",
+]

@@ -21,9 +21,13 @@ def command(settings: Settings, app: Declares, name: str, module: str, *args: st
 
 
 def variables(settings: Settings, name: str) -> dict[str, str]:
-    """The variables to give to such a program: nothing of the node's own environment gets in, and of Ostler only Ostler itself."""
-    found = {"PYTHONPATH": str(_folder(settings)), "PYTHONHOME": "", "PYTHONNOUSERSITE": "1", "OSTLER_ENV": name}
-    return found | {"VIRTUAL_ENV": ""}  # start.py sets it to the build that it runs in
+    """The variables to give to such a program: of the node's own environment, only Ostler gets in."""
+    return {**isolated(name), "PYTHONPATH": str(_folder(settings))}
+
+
+def isolated(name: str) -> dict[str, str]:
+    """The variables to give to any program in the environment, so that nothing of the node's own gets in."""
+    return {"PYTHONPATH": "", "PYTHONHOME": "", "PYTHONNOUSERSITE": "1", "VIRTUAL_ENV": "", "OSTLER_ENV": name}
 
 
 def _folder(settings: Settings) -> Path:
