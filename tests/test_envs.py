@@ -405,6 +405,41 @@ def test_a_lock_that_was_removed_while_somebody_waited_for_it_is_not_taken(tmp_p
         assert envs.build(known, app, "tiny", installer="quick").state == "ready"
 
 
+def test_code_of_packages_sees_no_secret_of_the_node(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setenv("OSTLER_TOKEN", "geheim")
+    monkeypatch.setenv("PYTHONPATH", "/somewhere")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://example.org/simple")
+
+    class Telling(Quick):
+        def commands(self, described, target):
+            made = super().commands(described, target)
+            return [*made, [sys.executable, "-c", "import os; print('SEEN', dict(os.environ))"]]
+
+    known, app = tiny(tmp_path)
+    monkeypatch.setattr(install, "find", lambda wanted: Telling("quick"))
+    told: list[str] = []
+    envs.build(known, app, "tiny", tell=told.append)
+    (seen,) = [line for line in told if line.startswith("SEEN")]
+    assert "https://example.org/simple" in seen
+    assert "geheim" not in seen
+    assert "/somewhere" not in seen
+
+
+def test_an_environment_whose_interpreter_does_not_run_is_not_taken(tmp_path: Path, monkeypatch) -> None:
+    class Breaking(Quick):
+        def commands(self, described, target):
+            made = super().commands(described, target)
+            return [*made, ["ln", "-sf", "/bin/false", str(target / "bin" / "python")]]
+
+    known, app = tiny(tmp_path)
+    before = envs.build(known, app, "tiny", installer="quick")
+    monkeypatch.setattr(install, "find", lambda wanted: Breaking("quick"))
+    with pytest.raises(EnvError, match="does not run"):
+        envs.build(known, app, "tiny", force=True)
+    found = envs.look(known, app, "tiny")
+    assert (found.state, found.interpreter) == ("failed", before.interpreter)
+
+
 def test_a_dangling_interpreter_is_not_used(tmp_path: Path) -> None:
     known, app = tiny(tmp_path)
     built = envs.build(known, app, "tiny", installer="quick")

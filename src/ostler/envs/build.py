@@ -43,9 +43,8 @@ def build(
     where = place(settings, name)
     try:
         with _locked(settings, where, name) as lock:
-            before = look(settings, app, name)
-            fresh = before.built_at is not None and not where.failure.exists() and _is_current(where, described)
-            if fresh and before.interpreter and not force:
+            fresh = not where.failure.exists() and _is_current(where, described)
+            if fresh and look(settings, app, name).interpreter and not force:
                 tell(f"environment {name!r} is ready; --force builds it again")
             else:
                 _Build(where, name, described, install.find(installer), lock, tell).run()
@@ -158,13 +157,15 @@ class _Build:
                 for command in commands:
                     self._step(command, log)
             python = asked_version(str(target / "bin" / "python"))
+            if python is None:
+                raise EnvError(f"environment {self._name!r} cannot be built: {target / 'bin' / 'python'} does not run")
             _write(
                 target / STAMP,
                 {"hash": written, "python": python, "built_at": _now(), "installer": self._installer.name},
             )
         except BaseException as error:
             shutil.rmtree(target, ignore_errors=True)
-            if isinstance(error, EnvError):
+            if isinstance(error, EnvError | OSError):
                 reason = str(error).partition("\n")[0]
                 _write(where.failure, {"reason": reason, "tail": list(self._tail), "at": _now()})
             raise
@@ -174,6 +175,7 @@ class _Build:
     def _publish(self, target: Path) -> None:
         """The new build is the current one, from one moment to the next. Those before it go when nobody uses them."""
         where = self._where
+        os.sync()  # after a power cut the link must not lead to files that are not there
         fresh = where.folder / "link"
         fresh.unlink(missing_ok=True)
         fresh.symlink_to(Path(where.folder.name) / target.name)
@@ -230,7 +232,9 @@ def _run(command: Sequence[str], cwd: str, lock: int, heard: Tell) -> int:
 
 
 def _environ() -> dict[str, str]:
-    """As it is here, settings of pip and uv too, without what would mix this environment with the new one."""
+    """As it is here, settings of pip and uv too, without what would mix this environment with the new one, and without secrets of
+    the node: packages run code of their own when they are built.
+    """
     mixing = (
         "PYTHONPATH",
         "PYTHONHOME",
@@ -241,7 +245,8 @@ def _environ() -> dict[str, str]:
         "UV_TARGET",
         "UV_PREFIX",
     )
-    return {k: v for k, v in os.environ.items() if k not in mixing} | {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
+    kept = {k: v for k, v in os.environ.items() if k not in mixing and not k.startswith("OSTLER_")}
+    return kept | {"PYTHONNOUSERSITE": "1", "PYTHONUNBUFFERED": "1"}
 
 
 def _builds(where: Place) -> list[Path]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import fcntl
+import functools
 import hashlib
 import json
 import os
@@ -130,7 +131,7 @@ def look(settings: Settings, app: Declares, name: str) -> Environment:
         return _own(name, Path(described.path))
     where = place(settings, name)
     try:
-        current = where.current()
+        current = where.current() if "/" not in name else None
     except PermissionError as error:
         denied = f"permission denied: {error.filename}; build it as the user who runs it"
         return Environment(name, "failed", described, where.link, _command(settings, app, name), reason=denied)
@@ -188,7 +189,13 @@ def _version(path: Path, python: Path) -> str | None:
             key, _, value = line.partition("=")
             if key.strip() in ("version", "version_info"):
                 return ".".join(value.strip().split(".")[:3])
-    return asked_version(str(python))
+    return _known_version(str(python), python.stat().st_mtime_ns)
+
+
+@functools.cache
+def _known_version(python: str, _changed: int) -> str | None:
+    """A node looks at each start of a worker: it asks once."""
+    return asked_version(python)
 
 
 def asked_version(python: str) -> str | None:
