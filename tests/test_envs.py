@@ -184,7 +184,7 @@ def test_a_build_makes_an_environment_with_the_package(tmp_path: Path, installer
     assert "building" in told[0]
     assert "is ready" in told[-1]
     assert any("tinypack" in line for line in told[1:-1])
-    assert (known.data_dir / "envs" / ".tiny" / "build.log").read_text().startswith("$ ")
+    assert (known.data_dir / "envs" / "tiny.builds" / "build.log").read_text().startswith("$ ")
 
 
 def test_a_requirements_file_with_constraints_is_installed(tmp_path: Path, installer: str) -> None:
@@ -252,7 +252,7 @@ def test_a_failed_build_leaves_the_old_one_usable_and_tells_why(tmp_path: Path, 
     assert "exit code 1 of" in found.reason
     assert any("nosuchpack" in line for line in found.tail)
     assert asked(envs.interpreter(known, broken, "tiny"), "import tinypack; print(tinypack.VERSION)") == "1.0"
-    assert [p.name for p in (known.data_dir / "envs" / ".tiny").iterdir() if p.name.isdigit()] == [
+    assert [p.name for p in (known.data_dir / "envs" / "tiny.builds").iterdir() if p.name.isdigit()] == [
         before.directory.name
     ]
     assert envs.build(known, app, "tiny", installer=installer).state == "ready"
@@ -318,7 +318,7 @@ def test_two_builds_of_one_environment_do_not_mix_and_a_killed_one_is_cleaned_up
         for order in (envs.build, envs.remove):
             with pytest.raises(Conflict, match=f"is being built by process {builder.pid}"):
                 order(known, app, "tiny")
-        half = next(p for p in (known.data_dir / "envs" / ".tiny").iterdir() if p.name == "2")
+        half = next(p for p in (known.data_dir / "envs" / "tiny.builds").iterdir() if p.name == "2")
         installers = users_of(half)
         assert installers
     finally:
@@ -334,13 +334,13 @@ def test_two_builds_of_one_environment_do_not_mix_and_a_killed_one_is_cleaned_up
     assert half.exists()
     after = envs.build(known, app, "tiny", installer="quick")
     assert after.state == "ready"
-    assert [p for p in (known.data_dir / "envs" / ".tiny").iterdir() if p.name.isdigit()] == [after.directory]
+    assert [p for p in (known.data_dir / "envs" / "tiny.builds").iterdir() if p.name.isdigit()] == [after.directory]
 
 
 def test_an_interrupted_build_takes_its_installer_with_it(tmp_path: Path) -> None:
     known = described(tmp_path)
     builder = stuck(tmp_path, known)
-    half = known.data_dir / "envs" / ".tiny" / "1"
+    half = known.data_dir / "envs" / "tiny.builds" / "1"
     installers = users_of(half)
     assert installers
     builder.send_signal(signal.SIGINT)
@@ -395,14 +395,24 @@ def test_a_running_process_keeps_its_environment_while_it_is_rebuilt(tmp_path: P
     assert list((known.data_dir / "envs").iterdir()) == []
 
 
-def test_a_lock_that_was_removed_while_somebody_waited_for_it_is_not_taken(tmp_path: Path) -> None:
+def test_a_lock_that_is_removed_before_it_is_taken_does_not_count(tmp_path: Path, monkeypatch) -> None:
     known, app = tiny(tmp_path)
-    where = state.place(known, "tiny")
-    where.folder.mkdir(parents=True)
-    with where.lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        where.lock.unlink()
-        assert envs.build(known, app, "tiny", installer="quick").state == "ready"
+    where, real, taken = state.place(known, "tiny"), fcntl.flock, []
+
+    def flock(file, how) -> None:
+        if how & fcntl.LOCK_EX and not taken:
+            where.lock.unlink()  # as `ostler env remove` does
+        if how & fcntl.LOCK_EX:
+            taken.append(file)
+        real(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    seen: list[str] = []
+    envs.build(
+        known, app, "tiny", installer="quick", tell=lambda line: seen.append(envs.look(known, app, "tiny").state)
+    )
+    assert len(taken) == 2
+    assert seen[0] == "building"
 
 
 def test_code_of_packages_sees_no_secret_of_the_node(tmp_path: Path, monkeypatch) -> None:
@@ -509,7 +519,7 @@ def test_passwords_of_an_index_are_shown_nowhere(tmp_path: Path) -> None:
     known, app = tiny(tmp_path, extra_index="https://me:geheim@127.0.0.1:1/simple")
     told: list[str] = []
     built = envs.build(known, app, "tiny", installer="pip", tell=told.append)
-    kept = [p.read_text() for p in (known.data_dir / "envs" / ".tiny").iterdir() if p.is_file()]
+    kept = [p.read_text() for p in (known.data_dir / "envs" / "tiny.builds").iterdir() if p.is_file()]
     assert "//***@127.0.0.1:1" in "".join(told)
     assert "geheim" not in "".join([*told, *kept, json.dumps(envs.shown(built))])
 

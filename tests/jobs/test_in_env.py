@@ -149,7 +149,7 @@ def test_the_api_lists_environments_and_health_does_not_mind(node: Node) -> None
     (env,) = found["envs"]
     assert (env["name"], env["state"], env["usable"], env["installer"]) == ("tiny", "ready", True, "quick")
     assert env["interpreter"] == str((node.folder / "envs" / "tiny").resolve() / "bin" / "python")
-    (node.folder / "envs" / ".tiny" / "failed.json").write_text('{"reason": "no", "tail": ["a", "b"]}')
+    (node.folder / "envs" / "tiny.builds" / "failed.json").write_text('{"reason": "no", "tail": ["a", "b"]}')
     (env,) = node.get("/api/v1/envs")[1]["envs"]
     assert (env["state"], env["reason"], env["tail"], env["usable"]) == ("failed", "no", ["a", "b"], True)
     assert node.get("/api/v1/health")[1]["status"] == "healthy"

@@ -2,10 +2,11 @@
 
 On disk, in `env_dir` (default: `envs` in the data directory):
 
-    minilm -> .minilm/3     the current build; replaced in one step when the next one is complete
-    .minilm/3/              a virtual environment and its stamp, `ostler-env.json`
-    .minilm/lock            held while it is built or removed, by the builder and the installer that it started
-    .minilm/build.log       what the last build printed        .minilm/failed.json   why it failed, or that it broke off
+    minilm -> minilm.builds/3    the current build; replaced in one step when the next one is complete
+    minilm.builds/3/             a virtual environment and its stamp, `ostler-env.json`
+    minilm.builds/lock           held while it is built or removed, by the builder and the installer that it started
+    minilm.builds/build.log      what the last build printed
+    minilm.builds/failed.json    why it failed, or that it broke off
 
 A virtual environment cannot be moved, so each build is made where it stays, under a number of its own. Workers run in the numbered
 directory: one that is running keeps its environment while the next is built, and an old build is deleted when no process uses it.

@@ -166,7 +166,7 @@ class _Build:
         except BaseException as error:
             shutil.rmtree(target, ignore_errors=True)
             if isinstance(error, EnvError | OSError):
-                reason = str(error).partition("\n")[0]
+                reason = str(error).partition("\n")[0].removeprefix(f"environment {self._name!r} cannot be built: ")
                 _write(where.failure, {"reason": reason, "tail": list(self._tail), "at": _now()})
             raise
         self._publish(target)

@@ -89,7 +89,7 @@ class Environment:
 def place(settings: Settings, name: str) -> Place:
     """Where the environment is, built or not."""
     root = folder(settings)
-    return Place(root / name, root / f".{name}")
+    return Place(root / name, root / f"{name}.builds")
 
 
 def folder(settings: Settings) -> Path:
