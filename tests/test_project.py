@@ -29,6 +29,7 @@ LAYERS = [
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
+    {"envs"},
     {"private"},
     {"config", "errors", "events", "loading", "parts"},
 ]
