@@ -62,6 +62,8 @@ def main() -> None:
             for depth in (1000, 200_000, options.most):
                 waiting = store.jobs.depths().get("q", {}).get("queued", 0)
                 fill(store, depth - waiting)
+                if store.db.shared:
+                    store.db.ask("CHECKPOINT")  # type: ignore[attr-defined]  what was stored is on the disk by then
                 best, median = turns(store, numbers)
                 base = base or best
                 print(

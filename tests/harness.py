@@ -243,4 +243,4 @@ def _data_of(pid: int) -> str | None:
     except OSError:
         return None
     entries = dict(e.partition(b"=")[::2] for e in environ.split(b"\0"))
-    return entries[b"OSTLER_DATA"].decode() if family.VARIABLE.encode() in entries else None
+    return entries.get(b"OSTLER_DATA", b"").decode() if family.VARIABLE.encode() in entries else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -18,6 +19,7 @@ from tests.harness import call
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+ENVS = (ROOT / "deploy" / "Dockerfile.envs").read_text()
 COMPOSE = (ROOT / "compose.yaml").read_text()
 OPERATIONS = (ROOT / "docs" / "operations.md").read_text()
 UNIT = (ROOT / "deploy" / "systemd" / "ostler.service").read_text()
@@ -158,6 +160,32 @@ def test_the_files_that_the_operations_page_names_exist() -> None:
         for h in re.findall(r"^#+ (.*)$", OPERATIONS, re.MULTILINE)
     }
     assert [anchor for path, anchor in links if not path and anchor[1:] not in headings] == []
+
+
+def test_the_image_with_environments_builds_them_as_the_nodes_user_and_not_in_the_volume() -> None:
+    folder = re.search(r"OSTLER_ENV_DIR=(\S+)", ENVS)[1]
+    assert not folder.startswith(instruction("VOLUME"))
+    assert f"install -d -o ostler -g ostler {folder}" in ENVS
+    built = ENVS.index("RUN ostler env build")
+    assert re.findall(r"^USER (\S+)$", ENVS[:built], re.MULTILINE)[-1] == instruction("USER")
+    assert json.loads(re.search(r"^CMD (.*)$", ENVS, re.MULTILINE)[1])[0] == "up"
+    shown = (ROOT / "docs" / "environments.md").read_text()
+    assert ENVS[ENVS.index("FROM") :] in shown
+
+
+def test_the_command_in_that_image_builds_all_environments_of_the_app(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        "from ostler import Ostler\napp = Ostler()\napp.env('one')\napp.job('q', env='one')(lambda job: None)\n"
+    )
+    (tmp_path / "ostler.toml").write_text("[env.two]\n")
+    command = re.search(r"^RUN (ostler env .*)$", ENVS, re.MULTILINE)[1].split()
+    env = {**os.environ, "OSTLER_ENV_DIR": str(tmp_path / "envs")}
+    for args in (command[1:], ["check", "app.py"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "ostler", *args], cwd=tmp_path, env=env, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+    assert {p.name for p in (tmp_path / "envs").iterdir() if p.is_symlink()} == {"one", "two"}
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")

@@ -30,6 +30,7 @@ LAYERS = [
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
     {"store"},
+    {"envs"},
     {"private"},
     {"config", "errors", "events", "loading", "parts"},
 ]

@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 import signal as signals
+import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 from ostler import config, loading
 from ostler.calls import model as models_of
 from ostler.calls.model import ModelSpec, Options
-from ostler.config import PoolSettings, Settings
+from ostler.config import EnvSettings, PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch, store_batch_async
 from ostler.jobs import signature
@@ -45,13 +46,14 @@ class Command:
 class Task(Generic[P, R]):
     """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers."""
 
-    def __init__(self, app: Ostler, function: Callable[..., R], row: dict[str, Any]) -> None:
+    def __init__(self, app: Ostler, function: Callable[..., R], row: dict[str, Any], env: str | None = None) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self.function = function
         self.row = row
         self.name: str = row["name"]
         self.queue: str = row["queue"]
+        self.env = env
         self.parameters: signature.Parameters = row["parameters"]
         self._names = list(inspect.signature(function).parameters)[1:]
         self._options: dict[str, Any] = {}
@@ -154,6 +156,8 @@ class Ostler:
     commands: dict[str, Command] = field(default_factory=dict, init=False)
     models: dict[str, ModelSpec] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
+    envs: dict[str, EnvSettings] = field(default_factory=dict, init=False)
+    target: str = field(default="", init=False)  # by what name it was loaded
     schedules: dict[str, tuple[str, str, Step]] = field(default_factory=dict, init=False, repr=False)
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
@@ -174,19 +178,21 @@ class Ostler:
         per: str | None = None,
         cron: str | None = None,
         zone: str = "UTC",
+        env: str | None = None,
     ) -> _Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
         `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
         higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
         same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
-        once over all nodes, `per` value of that parameter. `cron` fires it, in time zone `zone`.
+        once over all nodes, `per` value of that parameter. `cron` fires it, in time zone `zone`. `env` names the environment
+        (`app.env`) that the queue's workers run in; all jobs of a queue have the same.
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
         policy = {"backoff": backoff, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
-        return _Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone})
+        return _Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env})
 
     def _declare(
         self,
@@ -197,6 +203,7 @@ class Ostler:
         policy: dict[str, Any],
         cron: str | None,
         zone: str,
+        env: str | None,
         **options: Any,
     ) -> Task[..., Any]:
         called = name or function.__name__
@@ -219,11 +226,56 @@ class Ostler:
             "policy": _checked(called, policy, parameters),
             "parameters": parameters,
         }
-        task: Task[..., Any] = Task(self, function, row)
+        task: Task[..., Any] = Task(self, function, row, env)
+        self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
         self.tasks[called] = task
         if cron is not None:
             self.cron(called, cron, task.s(), zone=zone)
         return task
+
+    def _check_env(self, queue: str, env: str | None, what: str, pool: PoolSettings | None) -> None:
+        """The workers of a queue run in one environment: refuse a second one."""
+        others = [(f"job {task.name!r}", task.env) for task in self.tasks.values() if task.queue == queue]
+        named = pool.env if pool else None
+        if named is not None:  # it speaks for jobs that name none
+            others = [(f"the pool {queue!r}", named), *((who, has or named) for who, has in others)]
+            env = env or named
+        for who, has in others:
+            if has != env:
+                raise ConfigError(
+                    f"{what} of queue {queue!r} has {_named(env)}, but {who} has {_named(has)}: the workers of a queue run in one "
+                    "environment; give all jobs of the queue the same env, or the job another queue"
+                )
+
+    def env_of(self, queue: str) -> str | None:
+        """The environment that the code names for a queue's workers, on its pool or on its jobs."""
+        pool = self.pools.get(queue)
+        named = (task.env for task in self.tasks.values() if task.queue == queue and task.env)
+        return (pool.env if pool else None) or next(named, None)
+
+    def env(
+        self,
+        name: str,
+        *,
+        python: str | None = None,
+        requirements: str | Path | Sequence[str] | None = None,
+        constraints: str | Path | None = None,
+        index: str | None = None,
+        extra_index: str | Sequence[str] | None = None,
+        path: str | Path | None = None,
+    ) -> str:
+        """Describe a virtual environment for jobs and models that cannot share the node's own; returns its name.
+
+        `ostler env build NAME --app APP` builds it. Relative paths count from the directory of the calling file. A table
+        `[env.<name>]` in ostler.toml overrules what is given here, key by key.
+        """
+        if name in self.envs:
+            raise ConfigError(f"two environments are named {name!r}")
+        caller = Path(sys._getframe(1).f_code.co_filename).absolute().parent  # noqa: SLF001
+        table = {"python": python, "requirements": requirements, "constraints": constraints}
+        table |= {"index": index, "extra_index": extra_index, "path": path}
+        self.envs[name] = config.described(name, table, caller, f"app.env({name!r})")
+        return name
 
     def cron(self, name: str, spec: str, step: Step, *, zone: str = "UTC") -> None:
         """Store that step whenever the cron expression fires in the time zone. Several nodes fire it once; what was missed while none
@@ -282,9 +334,12 @@ class Ostler:
         recycle_rss_mb: float | None = None,
         recycle_warm: bool | None = None,
         high_watermark: int | None = None,
+        env: str | None = None,
     ) -> None:
-        """Size and limits of the workers of a queue (or command); ostler.toml, environment and flags overrule them."""
-        self.pools[config.pool_name(name)] = PoolSettings(
+        """Size and limits of the workers of a queue (or command), and the environment that a queue's workers run in; ostler.toml,
+        environment and flags overrule them.
+        """
+        declared = PoolSettings(
             workers=workers,
             startup_deadline=startup_deadline,
             stale_after=stale_after,
@@ -294,7 +349,11 @@ class Ostler:
             recycle_rss_mb=recycle_rss_mb,
             recycle_warm=recycle_warm,
             high_watermark=high_watermark,
+            env=env,
         )
+        if env is not None:
+            self._check_env(name, env, "the pool", declared)
+        self.pools[config.pool_name(name)] = declared
 
     def command(
         self,
@@ -416,6 +475,10 @@ class Ostler:
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
 
 
+def _named(env: str | None) -> str:
+    return "no env" if env is None else f"env {env!r}"
+
+
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -460,4 +523,6 @@ def load(target: str) -> Ostler:
 
     Loading stores nothing: a call of `enqueue` in the file itself is a ConfigError.
     """
-    return loading.find(target, Ostler)
+    found = loading.find(target, Ostler)
+    found.target = target
+    return found

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 import shutil
 
-from ostler import config
+from ostler import config, envs
 from ostler.app import Command, Ostler
 from ostler.config import Settings
+from ostler.envs.run import JOBS
 from ostler.errors import ConfigError, InputError
 from ostler.jobs import schedule
 
@@ -36,12 +37,22 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
         config.check_pool(settings, name, settings.pool(name, app.pools.get(name)))
     for command in app.commands.values():
         _check_command(command)
+        if settings.pool(command.name, app.pools.get(command.name)).env is not None:
+            raise ConfigError(f"command {command.name!r} has no env; put the interpreter to use into its argv")
+    for queue in queues:
+        if (env := env_of(settings, app, queue)) is not None:
+            envs.interpreter(settings, app, env, JOBS)
     for name, (spec, zone, step) in app.schedules.items():
         schedule.check(spec, zone)
         try:
             step.waiting()
         except InputError as error:
             raise ConfigError(f"schedule {name!r}: {error}") from None
+
+
+def env_of(settings: Settings, app: Ostler, queue: str) -> str | None:
+    """The environment of a queue's workers; None: the node's own."""
+    return settings.pool(queue, app.pools.get(queue)).env or app.env_of(queue)
 
 
 def _check_command(command: Command) -> None:
@@ -60,4 +71,7 @@ def warnings(settings: Settings, app: Ostler) -> list[str]:
     for command in app.commands.values():
         if "{" not in command.argv[0] and shutil.which(command.argv[0], path=command.env.get("PATH")) is None:
             found.append(f"command {command.name!r}: there is no program {command.argv[0]!r} on this machine")
+    for queue in sorted({task.queue for task in app.tasks.values()}):
+        if (env := env_of(settings, app, queue)) and (seen := envs.look(settings, app, env)).state != "ready":
+            found.append(f"environment {env!r} of queue {queue!r} is {seen.state}: {seen.reason}; run: {seen.command}")
     return found + config.strangers()

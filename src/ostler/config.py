@@ -16,10 +16,12 @@ from typing import Any
 from ostler.errors import ConfigError
 
 _POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
+_ENV_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.IGNORECASE)
+_VERSION = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 
 
 # Variables that Ostler itself gives to workers, and the one that names the settings file.
-_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label"})
+_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label", "env"})
 
 
 _APPS = ("clips_", "fd_")  # variables of the apps that come with Ostler, and of descriptors that workers inherit
@@ -43,6 +45,30 @@ class PoolSettings:
     recycle_rss_mb: float | None = _setting(None, "recycle a worker above so many MB of memory")
     recycle_warm: bool | None = _setting(None, "start the replacement before the old worker leaves")
     high_watermark: int | None = _setting(None, "backpressure: hold the queue above so many ready jobs; 0: off")
+    env: str | None = _setting(None, "the environment that the queue's workers run in; default: the node's own")
+
+
+@dataclass(frozen=True, slots=True)
+class EnvSettings:
+    """A virtual environment as it is described; None: not given. TOML: a table `[env.<name>]`. Paths in it are absolute."""
+
+    python: str | None = _setting(
+        None, "a version such as 3.12, or the path of an interpreter; default: the node's own Python"
+    )
+    requirements: str | tuple[str, ...] | None = _setting(
+        None, "a requirements file (a lock file is one too), or a list of lines as in such a file"
+    )
+    constraints: str | None = _setting(None, "a constraints file: versions of whatever is installed come from there")
+    index: str | None = _setting(None, "the package index to use instead of PyPI")
+    extra_index: tuple[str, ...] | None = _setting(None, "further package indexes: one, or a list")
+    path: str | None = _setting(
+        None, "an environment of your own, which Ostler uses but neither builds nor removes; excludes all other keys"
+    )
+    folder: str = ""  # where relative paths in requirement lines begin
+
+    @property
+    def given(self) -> bool:
+        return any(getattr(self, key) is not None for key in ENV_KEYS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +142,7 @@ class Settings:
     results: str = _setting(
         "", "where jobs publish artifacts: empty for `results` in the data directory, a path, or a URL for fsspec"
     )
+    env_dir: str = _setting("", "where environments are built: empty for `envs` in the data directory, or a path")
     scratch_max_age: float = _setting(604_800.0, "scratch of failed runs is deleted after so long")
     scratch_max_mb: float = _setting(10_000.0, "scratch of ended jobs is deleted, oldest first, above so many MB")
     high_watermark: int = _setting(
@@ -138,6 +165,8 @@ class Settings:
     max_streams: int = _setting(2000, "so many streams of events and logs at once; more are refused with 503")
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
+    envs: Mapping[str, EnvSettings] = field(default_factory=dict)
+    file: str = ""  # the configuration file that was read
 
     @property
     def data_dir(self) -> Path:
@@ -152,13 +181,28 @@ class Settings:
         own = self.pools.get(name, PoolSettings())
         values = {}
         for f in fields(PoolSettings):
-            found = (getattr(own, f.name), getattr(declared, f.name) if declared else None, getattr(self, f.name))
-            values[f.name] = next(v for v in found if v is not None)
+            nodes = getattr(self, f.name) if f.name in NODE_KEYS else None
+            found = (getattr(own, f.name), getattr(declared, f.name) if declared else None, nodes)
+            values[f.name] = next((v for v in found if v is not None), None)
         return PoolSettings(**values)
 
+    def env(self, name: str, declared: EnvSettings | None = None) -> EnvSettings | None:
+        """The environment's description: what the file says of each key, then the code. None when neither names it.
 
-NODE_KEYS = {f.name: f for f in fields(Settings) if f.name != "pools"}
+        An environment of the user's own has nothing but its path, so there one of the two counts alone.
+        """
+        own = self.envs.get(name)
+        if own is None or (declared is not None and not own.given):
+            return declared
+        if declared is None or own.path or declared.path:
+            return own
+        values = {k: v for k in ENV_KEYS if (v := getattr(own, k)) is not None}
+        return replace(declared, **values, folder=declared.folder if own.requirements is None else own.folder)
+
+
+NODE_KEYS = {f.name: f for f in fields(Settings) if f.name not in ("pools", "envs", "file")}
 POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
+ENV_KEYS = {f.name: f for f in fields(EnvSettings) if f.name != "folder"}
 
 
 def load(
@@ -204,12 +248,63 @@ def _from_toml(values: dict[str, Any], pools: dict[str, dict[str, Any]], path: P
         raise ConfigError(f"{path} is not valid TOML: {error}") from error
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
-    for name, pool in (table.pop("pools", None) or {}).items():
+    for name, pool in _tables(table, "pools", path):
         if not isinstance(pool, dict):
             raise ConfigError(f"{path}: [pools.{name}] must be a table, such as [pools.{name}] workers = 2")
         pools[name] = {k: _typed(POOL_KEYS, k, v, f"{path}: pools.{name}.{k}") for k, v in pool.items()}
+    values["file"] = str(path)
+    values["envs"] = {
+        name: described(name, env, path.absolute().parent, f"{path}: [env.{name}]")
+        for name, env in _tables(table, "env", path)
+    }
     for key, value in table.items():
         values[key] = _typed(NODE_KEYS, key, value, f"{path}: {key}")
+
+
+def _tables(table: dict[str, Any], key: str, path: Path) -> list[tuple[str, Any]]:
+    found = table.pop(key, {})
+    if not isinstance(found, dict):
+        raise ConfigError(f"{path}: {key} must be a table of tables, [{key}.NAME], found {found!r}")
+    return list(found.items())
+
+
+def described(name: str, table: Any, folder: Path, source: str) -> EnvSettings:
+    """An environment's description, checked; relative paths count from `folder`. Raises ConfigError."""
+    if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
+        raise ConfigError(
+            f"{source}: {name!r} is not usable as a name of an environment: letters, digits, '_' and '-', at most 63, please"
+        )
+    if not isinstance(table, Mapping):
+        raise ConfigError(f'{source} must be a table, such as [env.{name}] requirements = ["numpy==2.3.1"]')
+    values = {key: _of_env(key, value, source) for key, value in table.items() if value is not None}
+    if "path" in values and len(values) > 1:
+        other = min(values.keys() - {"path"})
+        raise ConfigError(f"{source}: path names an environment of your own, so {other} cannot be given with it")
+    python = values.get("python", "")
+    if python and "/" not in python and not _VERSION.fullmatch(python):
+        raise ConfigError(
+            f"{source}: python must be a version such as 3.12 or the path of an interpreter, found {python!r}"
+        )
+    files = [key for key in ("requirements", "constraints", "path", "python") if isinstance(values.get(key), str)]
+    for key in files:
+        if key != "python" or "/" in python:
+            values[key] = os.path.normpath(folder / Path(values[key]).expanduser())
+    return EnvSettings(**values, folder=str(folder))
+
+
+def _of_env(key: str, value: Any, source: str) -> Any:
+    if key not in ENV_KEYS:
+        close = _close_matches(key, list(ENV_KEYS), 0.6)
+        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(ENV_KEYS)}"
+        raise ConfigError(f"{source}: {key!r} is not a key of an environment; {hint}")
+    lines = key in ("requirements", "extra_index")
+    if lines and isinstance(value, list | tuple) and all(isinstance(v, str) and v.strip() for v in value):
+        return tuple(v.strip() for v in value)
+    if isinstance(value, Path):
+        value = str(value)
+    if not isinstance(value, str) or not value.strip():
+        raise ConfigError(f"{source}: {key} must be text{' or a list of texts' if lines else ''}, found {value!r}")
+    return (value.strip(),) if key == "extra_index" else value.strip()
 
 
 def _from_environment(values: dict[str, Any], pools: dict[str, dict[str, Any]], environ: Mapping[str, str]) -> None:
@@ -274,7 +369,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
 
 def _typed(known: Mapping[str, Any], key: str, value: Any, source: str) -> Any:
     if key not in known:
-        close = _close_matches(key, [*known, "pools"], 0.6)
+        close = _close_matches(key, [*known, "pools", "env"], 0.6)
         hint = f"; did you mean {close[0]!r}?" if close else "; docs/settings.md lists the known ones"
         raise ConfigError(f"{source} is not a known setting{hint}")
     kind = str(known[key].type).partition(" | ")[0]
@@ -349,7 +444,7 @@ def check_pool(settings: Settings, name: str, pool: PoolSettings) -> None:
     pool_name(name)
     for key in POOL_KEYS:
         value = getattr(pool, key)
-        if value is not None and value < 0:
+        if isinstance(value, int | float) and value < 0:
             raise ConfigError(f"pools.{name}.{key} must not be negative, found {value}")
     if pool.stale_after is not None:
         _check_stale(f"pools.{name}.stale_after", pool.stale_after, settings.heartbeat_interval)

@@ -12,6 +12,8 @@ OstlerError
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
 │   ├── StoreGone        503  the database file was deleted or replaced while it was in use
 │   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+├── EnvError             500  an environment cannot be built, removed or used
+│   └── EnvNotBuilt      503  it has to be built first; the message has the command
 ├── Unreachable          502  another node cannot be reached from here
 ├── NodeLost             503  this node was declared dead by another: what it had is dropped
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
@@ -96,6 +98,19 @@ class StoreDoubt(StoreBusy):
     """The connection was lost during a commit: what it had may be stored or not."""
 
     code = "STORE_DOUBT"
+
+
+class EnvError(OstlerError):
+    """An environment cannot be built, removed or used."""
+
+    code = "ENV_FAILED"
+
+
+class EnvNotBuilt(EnvError):
+    """The environment has to be built first. The message has the command that does it."""
+
+    code = "ENV_NOT_BUILT"
+    status = 503
 
 
 class Unreachable(OstlerError):

@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import ostler
+from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
-from ostler.check import check_app
+from ostler.check import check_app, env_of
 from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Bus, Recovered, StoreAnswers
@@ -267,6 +268,7 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
+            envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         web = Server(build(context, self.app.routes), web_socket)
 
@@ -332,9 +334,8 @@ class Node:
 
     def _specs(self, dispatcher: Tenant) -> list[PoolSpec]:
         """The pools that the app needs."""
-        runner = [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target]
         return [
-            *(self._spec(queue, runner, dispatcher) for queue in self._queues()),
+            *(self._spec(queue, self._runner(queue), dispatcher) for queue in self._queues()),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
             *([self._plane()] if self.has_plane else []),
         ]
@@ -354,6 +355,13 @@ class Node:
             term_grace=self.settings.term_grace,
         )
 
+    def _runner(self, queue: str) -> Any:
+        """What runs a queue's jobs. An environment is looked up at each start: it may have been built again meanwhile."""
+        env = env_of(self.settings, self.app, queue)
+        if env is None:
+            return [sys.executable, "-u", "-m", "ostler.jobs.runner", self.target]
+        return lambda _: envs.command(self.settings, self.app, env, "ostler.jobs.runner", self.target)
+
     def _spec(self, name: str, argv: Any, tenant: Tenant) -> PoolSpec:
         pool: Any = self.settings.pool(name, self.app.pools.get(name))
         command = self.app.commands.get(name)
@@ -365,6 +373,8 @@ class Node:
             "OSTLER_RESULTS": self.settings.results,
             "OSTLER_ORIGIN": self._origin,
         }
+        if (named := env_of(self.settings, self.app, name)) is not None:
+            env |= envs.variables(self.settings, named)
         return PoolSpec(
             name=name,
             size=pool.workers,

@@ -116,11 +116,11 @@ def test_a_node_that_was_stopped_in_a_transaction_does_not_keep_its_locks(fleet:
     first = fleet.node("--pool", "work=1", "--pool", "other=0")
     fleet.nodes(1, "--pool", "work=0", "--pool", "other=0")
     before = first.id(fleet)
-    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%tallies%'"
-    idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%tallies%'"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%SET turn%'"
+    idle = "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND query LIKE '%run_at%'"
     with psycopg.connect(fleet.url) as blocker, fleet.store() as store:
-        # Its turn claims the job, and then waits for this lock; it is stopped there, and the lock is let go.
-        blocker.execute("LOCK TABLE ostler.tallies IN ACCESS EXCLUSIVE MODE")
+        # Its turn begins, and waits for its own row; it is stopped there, and the row is let go.
+        blocker.execute("SELECT 1 FROM ostler.nodes WHERE id = %s FOR UPDATE", [before])
         job = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], store.now())[0]
 
         def stopped_there() -> bool:

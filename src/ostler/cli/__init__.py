@@ -32,6 +32,7 @@ _COMMANDS = {
     "events": "events",
     "top": "top",
     "schedules": "jobs",
+    "env": "env",
     "token": "token",
     "doctor": "doctor",
     "migrate": "migrate",

@@ -16,6 +16,10 @@ from rich.text import Text
 
 _COLOURS = {
     "healthy": "green",
+    "ready": "green",
+    "building": "cyan",
+    "outdated": "yellow",
+    "not built": "yellow",
     "done": "green",
     "starting": "cyan",
     "processing": "cyan",

@@ -196,6 +196,13 @@ def _leave_child(frame: execute.Outcome) -> NoReturn:
     os._exit(0 if frame[0] == "done" else 1)
 
 
+def _in_env(env: str, target: str) -> str:
+    return (
+        f"this worker runs in environment {env!r} ({sys.executable}): what {target} imports at its top must be installed there and "
+        "in the node's own environment; what only one of them has is imported inside the job"
+    )
+
+
 def main(argv: list[str]) -> int:
     """Load the app, say ready, run jobs. The channel is open before the app loads, so a slow import still beats."""
     show_faults(os.dup(2))  # a job may put something else there
@@ -211,6 +218,8 @@ def main(argv: list[str]) -> int:
             app = load(argv[0])
         except ConfigError as error:
             print(error, file=sys.stderr)  # noqa: T201
+            if env := os.environ.get("OSTLER_ENV"):
+                print(_in_env(env, argv[0]), file=sys.stderr)  # noqa: T201
             return APP_LOAD
         runner.serve(app)
     except Terminated:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import re
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ostler.errors import OstlerError
 from ostler.events import Printed, WorkerMoved
 from ostler.lifecycle import launch, plain
 from ostler.lifecycle.process import Ended, Process
@@ -40,8 +42,9 @@ class Starts:
             self._supervisor.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
             slot.worker = worker
         filled: dict[str, str] = {}
-        argv = spec.argv(slot) if callable(spec.argv) else spec.argv
+        argv: Sequence[str] = ()
         try:
+            argv = spec.argv(slot) if callable(spec.argv) else spec.argv
             filled = launch.places(spec, slot, argv)
             beat = self._supervisor.settings.heartbeat_interval
             worker.process = Process(
@@ -63,9 +66,9 @@ class Starts:
                 on_garbage=lambda what: self._garbage(worker, what),
                 unhurried=lambda: worker.unhurried,
             )
-        except (OSError, ValueError) as error:
-            why = getattr(error, "strerror", None) or error
-            log.error("%s cannot be started: %s: %s", slot.component, argv[0], why)  # noqa: TRY400
+        except (OSError, ValueError, OstlerError) as error:
+            why = f"{argv[0]}: {error.strerror}" if argv and isinstance(error, OSError) and error.strerror else error
+            log.error("%s cannot be started: %s", slot.component, why)  # noqa: TRY400
             self._supervisor.kill(worker, "spawn")
         if filled.get("port", "0") != "0":
             worker.metadata = {"port": int(filled["port"])}

@@ -233,7 +233,9 @@ class Leases:
                 if now >= call.deadline:
                     self.leave(call)
                     call.refused(
-                        Refusal(504, "DEADLINE", f"{line.key[0]} {line.key[1]!r} had no place in time; it waited in line")
+                        Refusal(
+                            504, "DEADLINE", f"{line.key[0]} {line.key[1]!r} had no place in time; it waited in line"
+                        )
                     )
                 else:
                     following = min(following, call.deadline)

@@ -38,6 +38,9 @@ class Database(Protocol):
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         """Execute one named statement, which returns nothing, for each row of positional values."""
 
+    def tell(self, statement: str, /, **values: Any) -> None:
+        """`run` a statement that returns nothing. Inside a transaction it may wait and travel with what follows."""
+
     def insert(self, statement: str, rows: Sequence[Sequence[Any]], /, *, rings: bool = False) -> list[int]:
         """`run_many` for a statement that makes ids; the new ids, in the order of the rows. Inside a transaction, or for one row as a
         transaction of its own, which also `rings`.

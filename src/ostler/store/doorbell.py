@@ -76,6 +76,7 @@ class Doorbell:
 
     def __init__(self, data: Path) -> None:
         self._data = data
+        _nobody.pop(data, None)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
         with contextlib.suppress(FileNotFoundError):

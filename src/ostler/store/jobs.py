@@ -50,13 +50,7 @@ class JobRecords(JobReading):
         Returns an id for each, in order: that of the job which already holds its unique key, where there is one.
         """
         if len(jobs) == 1 and (job := jobs[0]).unique_key is job.limit_key is job.next is None:  # the usual case
-            if not self._db.shared:
-                return self._db.insert("enqueue", [(*job, now)], rings=True)
-            with self._db.transaction():
-                ids = self._db.insert("enqueue", [(*job, now)])
-                self._db.run_many("depth_add", [(job.queue, _state_of(job, now), 1)])
-                self._db.ring((job.queue,))
-            return ids
+            return self._db.insert("enqueue", [(*job, now)], rings=True)
         return [stored for stored, _ in self.put(jobs, now)]
 
     def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
@@ -90,7 +84,7 @@ class JobRecords(JobReading):
             return int(row["job"]), False
         stored = self._insert([job], now)[0]
         until = None if job.unique_for is None else now + int(job.unique_for * 1000)
-        self._db.run("unique_set", key=job.unique_key, job=stored, until=until)
+        self._db.tell("unique_set", key=job.unique_key, job=stored, until=until)
         return stored, True
 
     def _insert(self, jobs: Sequence[NewJob], now: int) -> list[int]:
@@ -185,7 +179,7 @@ class JobRecords(JobReading):
         got = Counter(claim.queue for claim in claims)
         waits = sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
         if waits != self._waits_of(turn.node):
-            self._db.run("node_waits", id=turn.node, waits=json.dumps(waits))
+            self._db.tell("node_waits", id=turn.node, waits=json.dumps(waits))
         return turn.node, waits
 
     def _waits_of(self, node: str) -> list[str]:

@@ -58,7 +58,7 @@ def spend(db: Database, queue: str, limit: QueueLimit, count: int, now: int) -> 
     """Take what was claimed out of the queue's bucket."""
     if limit.rate is not None and count:
         tokens, at = _tokens(db, queue, limit, now)
-        db.run("rate_set", queue=queue, tokens=tokens - count, at=at)
+        db.tell("rate_set", queue=queue, tokens=tokens - count, at=at)
 
 
 def _tokens(db: Database, queue: str, limit: QueueLimit, now: int) -> tuple[float, int]:
@@ -87,8 +87,8 @@ def put_heads(db: Database, keys: AbstractSet[Key]) -> None:
     if keys:
         db.lock(sorted({_lock(key) for _, key in keys}))
         batch = json.dumps(sorted(keys))
-        db.run("demote_heads", batch=batch)
-        db.run("promote_heads", batch=batch)
+        db.tell("demote_heads", batch=batch)
+        db.tell("promote_heads", batch=batch)
 
 
 def _lock(key: str) -> str:

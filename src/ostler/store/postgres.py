@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import select
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -59,6 +60,8 @@ _RING = """
 SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
   SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements_text(%(queues)s::jsonb) AS queue ON n.waits::jsonb ? queue)
 """
+
+_Said = tuple[str, Mapping[str, Any] | None]  # a statement and its values
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
 _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
@@ -121,14 +124,13 @@ class PostgresDatabase:
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         self._lock_ms = int(busy_timeout * 1000)
-        self._waits = f"SET LOCAL lock_timeout = {self._lock_ms}"
-        # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
-        idle = f"SET LOCAL idle_in_transaction_session_timeout = {_IDLE_MS}"
-        # A plan that was made while a table was tiny is kept until the next analyze: it must not read the whole table then.
-        plans = "SET LOCAL enable_seqscan = off"
-        self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {self._waits}; {idle}; {plans}"
+        self._begin = "BEGIN"
+        if self.place.pooler:  # each transaction may be in another session: it says everything itself
+            local = "; ".join(f"SET LOCAL {name} = {value}" for name, value in self._session().items())
+            self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {local}"
         self._open: psycopg.Connection[Any] | None = None
         self._inside = False
+        self._waiting: list[_Said] = []  # statements of the open transaction that travel with the next one
         self._connection()
 
     # ---- statements
@@ -139,17 +141,41 @@ class PostgresDatabase:
     def select(self, statement: str, conditions: Sequence[str], /, **values: Any) -> list[Any]:
         return self._query(queries.where(statement, conditions, self._sql), values)
 
+    def tell(self, statement: str, /, **values: Any) -> None:
+        self._tell(self._sql[statement], values)
+
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
-        self._query(self._sql[statement], {"rows": json.dumps([*rows])})
+        self._tell(self._sql[statement], {"rows": json.dumps([*rows])})
 
     def insert(self, statement: str, rows: Sequence[Sequence[Any]], /, *, rings: bool = False) -> list[int]:
         """The rows get their ids one after another, and a sequence only grows."""
-        return sorted(row[0] for row in self._query(self._sql[statement], {"rows": json.dumps([*rows])}))
-
-    def _query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
+        values = {"rows": json.dumps([*rows])}
+        if not rings:
+            return sorted(row[0] for row in self._query(self._sql[statement], values))
+        if self._open is not None and _hung_up(self._open):
+            self._open.close()  # the server went away while nobody used it
         connection = self._connection()
         try:
-            cursor = connection.execute(sql, None if values is None else {k: _fit(v) for k, v in values.items()})
+            return [self._query(self._sql[f"{statement}_alone"], {**values, "channel": self.place.channel})[0][0]]
+        except StoreBusy as error:
+            if _works(connection):
+                raise
+            raise self._doubt(error.__cause__ or error) from error
+
+    def _tell(self, sql: str, values: Mapping[str, Any]) -> None:
+        if self._inside:
+            self._waiting.append((sql, values))
+        else:
+            self._query(sql, values)
+
+    def _query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
+        """What waited, and then this; its rows."""
+        waiting, self._waiting = self._waiting, []
+        connection = self._connection()
+        try:
+            for said in waiting:
+                _execute(connection, *said)
+            cursor = _execute(connection, sql, values)
             return cursor.fetchall() if cursor.description else []
         except psycopg.Error as error:
             raise self._as_ours(error) from error
@@ -173,7 +199,7 @@ class PostgresDatabase:
             self._roll_back()
             raise
         finally:
-            self._inside = False
+            self._inside, self._waiting = False, []
             self.held += time.perf_counter() - began
 
     def _start(self) -> None:
@@ -187,17 +213,23 @@ class PostgresDatabase:
 
     def _commit(self) -> None:
         connection = self._connection()
+        waiting, self._waiting = self._waiting, []
         try:
-            connection.execute("COMMIT")
+            connection.execute(_together(connection, [*waiting, ("COMMIT", None)]), prepare=False)
         except psycopg.Error as error:
             if not _works(connection):
-                raise StoreDoubt(
-                    f"the connection to {self.place.shown} was lost during a commit ({_line(error)}): what it had may be stored "
-                    "or not. Look before you try again"
-                ) from error
+                raise self._doubt(error) from error
             raise self._as_ours(error) from error
 
+    def _doubt(self, error: BaseException) -> StoreDoubt:
+        said = _line(error) if isinstance(error, psycopg.Error) else str(error)
+        return StoreDoubt(
+            f"the connection to {self.place.shown} was lost during a commit ({said}): what it had may be stored "
+            "or not. Look before you try again"
+        )
+
     def _roll_back(self) -> None:
+        self._waiting = []
         connection = self._open
         if connection is None or connection.closed:
             return
@@ -216,7 +248,7 @@ class PostgresDatabase:
     def ring(self, queues: Iterable[str], /, *, others: bool = False) -> None:
         """As the last statement of a transaction it misses least: a node that falls asleep later looks by itself."""
         values = {"channel": self.place.channel, "queues": json.dumps([*queues])}
-        self._query(_RING.replace("ostler.", f"{self.place.schema}."), values)
+        self._tell(_RING.replace("ostler.", f"{self.place.schema}."), values)
 
     def ring_all(self) -> None:
         self._query("SELECT pg_notify(%(channel)s, '')", {"channel": self.place.channel})
@@ -257,24 +289,42 @@ class PostgresDatabase:
             return self._open
         if self._inside:
             raise StoreBusy(f"the connection to {self.place.shown} was lost; nothing was stored, try again")
+        self._open = self._connect()
+        return self._open
+
+    def _connect(self) -> psycopg.Connection[Any]:
+        if self._open is not None:
+            self._open.close()
         try:
-            self._open = self.place.connect(**self._options())
+            made = self.place.connect(**self._options())
         except psycopg.Error as error:
             raise self._refused(error) from error
-        if (found := self._open.info.server_version) < OLDEST:
-            self._open.close()
+        if (found := made.info.server_version) < OLDEST:
+            made.close()
             raise ConfigError(
                 f"{self.place.shown} is PostgreSQL {found // 10000}; ostler needs {OLDEST // 10000} or newer"
             )
-        return self._open
+        return made
 
     def _options(self) -> dict[str, str]:
         if self.place.pooler:
             return {"application_name": "ostler"}
         reading = " -c default_transaction_read_only=on -c statement_timeout=30s" if self._read_only else ""
         always = f"-c timezone=UTC -c tcp_user_timeout={_IDLE_MS} -c default_transaction_isolation=read\\ committed"
-        waits = f" -c lock_timeout={self._lock_ms}"  # for single statements: a transaction says it itself
-        return {"application_name": "ostler", "options": always + waits + reading}
+        session = "".join(f" -c {name}={value}" for name, value in self._session().items())
+        return {"application_name": "ostler", "options": always + session + reading}
+
+    def _session(self) -> dict[str, Any]:
+        """What holds for all that is said here."""
+        settings: dict[str, Any] = {"lock_timeout": self._lock_ms}
+        # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
+        settings["idle_in_transaction_session_timeout"] = _IDLE_MS
+        if not self._read_only:
+            # A plan that was made while a table was tiny is kept until the next analyze, and must not read a whole table then. Rows
+            # are found by their ids, and taken in the order of an index, however many there are.
+            ways = ("seqscan", "bitmapscan", "sort", "hashjoin", "mergejoin")
+            settings |= {f"enable_{way}": "off" for way in ways}
+        return settings
 
     # ---- the schema
 
@@ -306,7 +356,7 @@ class PostgresDatabase:
         with self.transaction():
             self._query(f"SET LOCAL lock_timeout = {_MIGRATING}")
             self.lock(["migrations"])
-            self._query(self._waits)
+            self._query(f"SET LOCAL lock_timeout = {self._lock_ms}")
             version = self.schema()
             todo = [m for m in queries.migrations(self.dialect) if m[0] > version]
             if not self._query("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": name}):
@@ -361,6 +411,29 @@ class PostgresDatabase:
         if not code or code.startswith(_PASSING):
             return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
         return error
+
+
+def _execute(connection: psycopg.Connection[Any], sql: str, values: Mapping[str, Any] | None) -> psycopg.Cursor[Any]:
+    return connection.execute(sql, None if values is None else {name: _fit(value) for name, value in values.items()})
+
+
+def _together(connection: psycopg.Connection[Any], said: Sequence[_Said]) -> str:
+    """Statements as one message, with the values written into it. The driver's pipelines would do, but for their last words: a
+    server that heard them in a transaction waits for its client for ever.
+    """
+    writer = psycopg.ClientCursor(connection)
+    return "; ".join(
+        writer.mogrify(sql, {name: _fit(value) for name, value in (values or {}).items()}) for sql, values in said
+    )
+
+
+def _hung_up(connection: psycopg.Connection[Any]) -> bool:
+    """Whether the server has something to say on a connection where nothing was asked: that it is gone."""
+    if not _works(connection):
+        return False
+    poll = select.poll()
+    poll.register(connection.fileno(), select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _works(connection: psycopg.Connection[Any] | None) -> bool:

@@ -110,6 +110,9 @@ class SqliteDatabase:
     def select(self, statement: str, conditions: Sequence[str], /, **values: Any) -> list[Any]:
         return self._query(queries.where(statement, conditions, self._sql), values)
 
+    def tell(self, statement: str, /, **values: Any) -> None:
+        self.run(statement, **values)
+
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         try:
             if len(rows) == 1:

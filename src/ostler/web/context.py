@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -44,4 +45,5 @@ class Context:
     watch: Watch
     tails: Tails
     secret: str
+    envs: Callable[[], list[dict[str, Any]]]  # it reads files
     started_at: int = field(default_factory=now_ms)

@@ -13,6 +13,20 @@ SELECT row ->> 0, row ->> 1, row ->> 2, (row ->> 3)::int, (row ->> 4)::float8, (
   FROM jsonb_array_elements(:rows::jsonb) WITH ORDINALITY AS r (row, place) ORDER BY place
 RETURNING id;
 
+-- own: enqueue_alone
+-- `enqueue` of one job that nothing else belongs to, counted, and whoever waits for it woken: a transaction of its own in one trip.
+WITH stored AS (
+INSERT INTO ostler.jobs (task, queue, args, attempts, timeout, priority, run_at, backoff, limit_key, limit_max, batch, unique_key, chain, step,
+                  later, behind, seq, created_at)
+SELECT row ->> 0, row ->> 1, row ->> 2, (row ->> 3)::int, (row ->> 4)::float8, (row ->> 5)::int, (row ->> 6)::bigint, row ->> 7, row ->> 8,
+       (row ->> 9)::int, (row ->> 10)::bigint, row ->> 12, (row ->> 14)::bigint, (row ->> 15)::int,
+       coalesce((row ->> 6)::bigint > (row ->> 16)::bigint, false)::int, (row ->> 8 IS NOT NULL)::int, 1, (row ->> 16)::bigint
+  FROM jsonb_array_elements(:rows::jsonb) WITH ORDINALITY AS r (row, place) ORDER BY place
+RETURNING id, queue, later),
+counted AS (
+INSERT INTO ostler.depths (queue, status, n) SELECT queue, CASE later WHEN 1 THEN 'scheduled' ELSE 'queued' END, 1 FROM stored)
+SELECT id, (SELECT pg_notify(:channel, '') WHERE EXISTS (SELECT 1 FROM ostler.nodes AS n WHERE n.waits::jsonb ? stored.queue)) FROM stored;
+
 -- name: add_events
 INSERT INTO ostler.job_events (job, seq, at, name, data)
 SELECT (row ->> 0)::bigint, (row ->> 1)::int, (row ->> 2)::bigint, row ->> 3, row ->> 4 FROM jsonb_array_elements(:rows::jsonb) AS row;
