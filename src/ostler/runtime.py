@@ -20,6 +20,7 @@ import ostler
 from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
+from ostler.calls.gateway import Gateway, PlaneTenant
 from ostler.check import check_app, env_of
 from ostler.config import Settings
 from ostler.errors import StoreBusy
@@ -42,6 +43,7 @@ from ostler.live.remote import SECRET
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
+from ostler.plane.access import Access
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.store import Store, home, now_ms
 from ostler.store.bell import listener
@@ -99,6 +101,7 @@ class Node:
         self._signals = 0
         self._origin = self._secret = ""
         self._force: Callable[[], None] = lambda: None
+        self._gateway: Gateway | None = None
         self._clients = -1  # the socket that clients connect to, where the data plane takes them
 
     async def run(self) -> None:
@@ -157,7 +160,7 @@ class Node:
     @property
     def has_plane(self) -> bool:
         """Whether the data plane takes the clients' connections."""
-        return False
+        return bool(self.app.models)
 
     # ---- building
 
@@ -228,8 +231,11 @@ class Node:
         member = self._member
         tasks = frozenset(self.app.tasks)
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
+        self._gateway = self._calls() if self.has_plane else None
         supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member)
         dispatcher.supervisor = supervisor
+        if self._gateway is not None:
+            self._gateway.supervisor = supervisor
         neighbours = Neighbours(
             settings,
             member,
@@ -268,6 +274,7 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
+            models=self._gateway.states if self._gateway else dict,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         web = Server(build(context, self.app.routes), web_socket)
@@ -337,11 +344,23 @@ class Node:
         return [
             *(self._spec(queue, self._runner(queue), dispatcher) for queue in self._queues()),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
-            *([self._plane()] if self.has_plane else []),
+            *([self._plane(self._gateway), *self._gateway.specs()] if self._gateway else []),
         ]
 
-    def _plane(self) -> PoolSpec:
+    def _calls(self) -> Gateway:
+        settings = self.settings
+
+        def interpreter(env: str | None) -> Path:
+            return Path(sys.executable) if env is None else envs.interpreter(settings, self.app, env)
+
+        def access() -> dict[str, Any]:
+            return Access.of(settings, self._secret).frame()
+
+        return Gateway(settings, self.app.models, self.target, run_folder(settings.data_dir), interpreter, access)
+
+    def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(
+            tenant=PlaneTenant(gateway),
             name="plane",
             size=1,
             argv=[sys.executable, "-u", "-P", "-m", "ostler.plane"],

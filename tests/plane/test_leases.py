@@ -183,7 +183,10 @@ def test_random_steps_lose_no_call_and_run_none_twice(seed: int) -> None:
     rng = random.Random(seed)
     desk = Desk()
     leases = desk.leases
-    terms = {("t", f"m{n}"): Terms(rng.randint(1, 3), rng.randint(1, 3), rng.randint(0, 5), rng.choice([0, 1, 5])) for n in range(4)}
+    terms = {
+        ("t", f"m{n}"): Terms(rng.randint(1, 3), rng.randint(1, 3), rng.randint(0, 5), rng.choice([0, 1, 5]))
+        for n in range(4)
+    }
     now, generation, heard = 0.0, 0, 0
     coming: list[tuple[Any, int]] = []  # wanted workers
     up: dict[tuple[Any, int], int] = {}

@@ -185,6 +185,10 @@ class Supervisor:
         for worker in slot.all():
             self.leave(worker, by=None if grace is None else time.monotonic() + grace)
 
+    def later(self, action: Callable[[], None]) -> None:
+        """Do this when what happens now is over: for a tenant that has to know what came of a worker's end."""
+        asyncio.get_running_loop().call_soon(action)
+
     def finished(self, worker: Worker, *, idle: bool) -> None:
         """The worker finished an item: it counts, forgives, and wakes the loop where that matters."""
         slot = worker.slot

@@ -120,7 +120,8 @@ class PoolSpec:
     size: int
     argv: Sequence[str] | Callable[[Slot], Sequence[str]]
     env: Mapping[str, str] = field(default_factory=dict)  # places are filled in here and in a program's argv
-    given: Mapping[str, str] = field(default_factory=dict)  # as they are: a path may well have {n} in its name
+    # As they are: a path may well have {n} in its name. They may depend on the slot, too.
+    given: Mapping[str, str] | Callable[[Slot], Mapping[str, str]] = field(default_factory=dict)
     cwd: str | None = None
     probe: Probe | None = None
     drain_signal: int = signal.SIGTERM

@@ -12,6 +12,7 @@ from typing import Any
 
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
+from ostler.plane.calls import PATH, Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.proxy import Front
 from ostler.plane.request import Forward, Plan, Request
@@ -32,10 +33,13 @@ class Plane:
         self._to_node = Forward(self.node, finishes=False)
         self.front = Front(sock, self.route, files=lambda: len(self.node.links))
         self.channel = Channel(self._heard, self._facts)
+        self.calls = Calls(self.channel.send)
         self._stop = asyncio.Event()
 
     def route(self, request: Request) -> Plan:
         """What is done with a request."""
+        if request.path.startswith(PATH):
+            return self.calls.route(request)
         return self._to_node
 
     async def run(self) -> None:
@@ -63,6 +67,8 @@ class Plane:
         """What the node says."""
         if frame == ["stop"]:
             self.stop()
+        elif frame[0] != "label":
+            self.calls.heard(frame)
 
 
 def main() -> None:

@@ -102,13 +102,18 @@ class Leases:
         self._numbers = itertools.count()
         self._number_of: dict[Call, tuple[Line, int]] = {}
 
+    def line(self, key: Key, terms: Terms) -> Line:
+        """The line of a model."""
+        found = self.lines.get(key)
+        if found is None:
+            found = self.lines[key] = Line(key, terms)
+        return found
+
     # ---- calls
 
     def ask(self, key: Key, terms: Terms, call: Call, now: float) -> Place | Refusal | None:
         """A place, or why there is none, or None: it waits, and hears of it later."""
-        line = self.lines.get(key)
-        if line is None:
-            line = self.lines[key] = Line(key, terms)
+        line = self.line(key, terms)
         line.used_at = now
         if line.broken is not None:
             if now < line.broken_until:
@@ -157,7 +162,7 @@ class Leases:
 
     def up(self, key: Key, replica: int, generation: int, upstream: Any, now: float) -> None:
         """The node says: it serves."""
-        line = self.lines.setdefault(key, Line(key, Terms()))
+        line = self.line(key, Terms())
         line.wanted.discard(replica)
         line.broken = None
         line.places[replica] = Place(

@@ -51,7 +51,7 @@ class Forward:
     line end, without those that frame the body.
 
     Exactly one of the callbacks comes. `failed(request, reason, sent)`: no byte of the answer has gone to the client; what it
-    returns is done instead, None answers 502. `sent` False: the upstream has not seen the request. `ended(request, how)`:
+    returns is done instead; without it, 502. `sent` False: the upstream has not seen the request. `ended(request, how)`:
     `done`, `left` (the client has gone), `cut` (the answer broke off in the middle) or `refused` (the body was too large).
     """
 
@@ -431,10 +431,10 @@ class Request:
         self._plan = None
         if sent:
             self._again()
-        instead = None if plan.failed is None else self._told(plan.failed, self, reason, sent)
-        if instead is None:
-            instead = Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}")
-        self.go(instead)
+        if plan.failed is None:
+            self.go(Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}"))
+        else:
+            self.go(self._told(plan.failed, self, reason, sent))
 
     def _break_off(self, reason: str) -> None:
         """The answer has begun and will not be whole: its client must not take it for whole."""
@@ -472,6 +472,16 @@ class Request:
     def finishes(self) -> bool:
         """Whether the plane waits for its end when it is asked to stop."""
         return not (self._sse and isinstance(self._plan, Forward) and not self._plan.finishes)
+
+    def abandon(self, plan: Plan) -> None:
+        """Leave the upstream to itself, and do this instead; an answer that has begun breaks off."""
+        if self.is_over:
+            return
+        self._drop_link("late")
+        if self._answered:
+            self._break_off("it took too long")
+        else:
+            self.go(plan)
 
     def client_left(self) -> None:
         """The client has gone: what was done for it is cancelled."""

@@ -45,5 +45,6 @@ class Context:
     watch: Watch
     tails: Tails
     secret: str
+    models: Callable[[], dict[str, dict[str, Any]]]  # those that can be called, and how they are
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
     started_at: int = field(default_factory=now_ms)

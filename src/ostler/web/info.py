@@ -49,7 +49,8 @@ def router(context: Context) -> APIRouter:
                 workers[worker["status"]] = workers.get(worker["status"], 0) + 1
         nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
-        return JSONResponse({"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers})
+        told = {"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers}
+        return JSONResponse({**told, "models": context.models()})
 
     @routes.get("/api/v1/info", summary="The node, its pools and queues")
     async def info() -> JSONResponse:

@@ -1,0 +1,397 @@
+"""Calls, as the plane serves them: which model is meant, a lease, the body to the worker and its answer back, byte for byte."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import re
+import secrets
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import parse_qs, unquote
+
+from ostler.plane.access import Access
+from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
+from ostler.plane.request import Forward, Peek, Plan, Refuse, Request
+from ostler.plane.upstream import Upstream
+
+log = logging.getLogger("ostler.plane")
+
+PATH = "/api/v1/calls/"
+_PEEK = 65_536  # bytes in which the model's name must be found
+_LONGEST_ID = 200
+_FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)?")
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
+_TOLD = 1.0  # seconds between two reports to the node
+_JSON = b"application/json"
+
+
+class Task:
+    """A task of the catalog."""
+
+    def __init__(self, name: str, told: dict[str, Any]) -> None:
+        self.name = name
+        self.models: dict[str, dict[str, Any]] = told["models"]
+        self.common: dict[str, Any] = told["common"]
+        self.any_model: bool = told["any_model"]
+        self.max_models: int = told["max_models"]
+
+    @property
+    def default(self) -> str | None:
+        """The model that is meant where none is named."""
+        return next(iter(self.models)) if len(self.models) == 1 else None
+
+
+class Call:
+    """One call on its way: also what the leases know of it."""
+
+    def __init__(self, calls: Calls, request: Request, key: Key, now: float) -> None:
+        self._calls, self.request, self.key, self.asked = calls, request, key, now
+        self.id = b""
+        self.priority = 0
+        self.deadline = math.inf
+        self.keep: float | None = None
+        self.place: Place | None = None
+        self.clock: asyncio.TimerHandle | None = None
+        self.sent_at = 0.0
+        self.tried = False
+
+    def granted(self, place: Place) -> None:
+        self.request.go(self._calls.forward(self, place))
+
+    def refused(self, why: Refusal) -> None:
+        self.request.go(_refusal(why, self))
+
+
+class Calls:
+    """All calls of the plane."""
+
+    def __init__(self, say: Callable[..., None]) -> None:
+        self._say = say
+        self._loop = asyncio.get_running_loop()
+        self.leases = Leases(say)
+        self.tasks: dict[str, Task] = {}
+        self._access: Access | None = None
+        self._max_body = 0
+        self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
+        self._components: dict[Place, str] = {}
+        self._served: dict[str, int] = {}
+        self._ticking: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        self._reporting: asyncio.TimerHandle | None = None
+        self._tails: dict[tuple[Key, int], tuple[str, list[str]]] = {}  # how workers ended, for those who were in them
+
+    # ---- what the node says
+
+    def heard(self, frame: list[Any]) -> None:
+        match frame:
+            case ["catalog", dict(told)]:
+                self._access = Access.read(told["access"])
+                self._max_body = told["max_body"]
+                self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
+            case ["up", task, model, replica, generation, socket, component]:
+                self._up((task, model), replica, generation, socket, component)
+            case ["down", task, model, replica, generation, reason, tail]:
+                self._down((task, model), replica, generation, reason, tail)
+            case ["fail", task, model, reason, seconds]:
+                self._fail((task, model), reason, seconds)
+            case ["close", task, model, replica, generation]:
+                self._close((task, model), replica, generation)
+            case ["state", *_]:
+                pass
+        self._look()
+
+    def _up(self, key: Key, replica: int, generation: int, socket: str, component: str) -> None:
+        upstream = self._upstreams[key, replica, generation] = Upstream(socket)
+        self.leases.line(key, self._terms(key))
+        self.leases.up(key, replica, generation, upstream, self._loop.time())
+        if place := self.leases.lines[key].places.get(replica):
+            self._components[place] = component
+
+    def _down(self, key: Key, replica: int, generation: int, reason: str, tail: list[str]) -> None:
+        self._tails[key, generation] = (reason, tail)
+        while len(self._tails) > 256:
+            del self._tails[next(iter(self._tails))]
+        place = self.leases.down(key, replica, generation, self._loop.time())
+        if place is not None:
+            self._components.pop(place, None)
+        if upstream := self._upstreams.pop((key, replica, generation), None):
+            upstream.close()
+
+    def _fail(self, key: Key, reason: str, seconds: float | None) -> None:
+        now = self._loop.time()
+        until = math.inf if seconds is None else now + seconds
+        message = f"{key[0]} {key[1]!r} cannot be used: {reason}"
+        self.leases.fail(key, Refusal(503, "MODEL_FAILED", message), now, until)
+        if seconds is None and (line := self.leases.lines.get(key)):
+            line.broken_until = now + 1.0  # the node is asked again: somebody may have mended it
+
+    def _close(self, key: Key, replica: int, generation: int) -> None:
+        if self.leases.close(key, replica, generation):
+            self._say("closed", *key, replica, generation)
+
+    # ---- the clock
+
+    def _look(self) -> None:
+        """Look at idle workers and waiting calls when the next of them is due."""
+        self._due = self.leases.tick(self._loop.time())
+        if self._ticking is not None:
+            self._ticking.cancel()
+        self._ticking = self._loop.call_at(self._due, self._look)
+
+    def _look_by(self, when: float) -> None:
+        if when < self._due:
+            if self._ticking is not None:
+                self._ticking.cancel()
+            self._due = when
+            self._ticking = self._loop.call_at(when, self._look)
+
+    def _report(self) -> None:
+        self._reporting = None
+        if self._served:
+            self._say("served", self._served)
+            self._served = {}
+        self._say("facts", self.facts())
+
+    def facts(self) -> dict[str, Any]:
+        """For health."""
+        now = self._loop.time()
+        found = {}
+        for (task, model), line in self.leases.lines.items():
+            idle = [now - p.idle_since for p in line.places.values() if not p.held]
+            found[f"{task}\n{model}"] = {
+                "in_flight": line.held(),
+                "waiting": line.waits(),
+                "idle_seconds": round(min(idle), 1) if idle and not line.held() else None,
+            }
+        return found
+
+    # ---- a call
+
+    def route(self, request: Request) -> Plan:
+        """What is done with a request for a call."""
+        if self._access is None:
+            return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
+        access = self._access
+        if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
+            return Refuse(why.status, why.code, why.message)
+        name = unquote(request.path[len(PATH) :])
+        task = self.tasks.get(name)
+        if task is None:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; declared are: {known}")
+        if request.method != "POST":
+            return Refuse(405, "METHOD_NOT_ALLOWED", "a call is a POST", {"allow": "POST"})
+        given = parse_qs(request.query.decode("latin-1"))
+        named = given.get("model", [None])[0] or _text(request.get(b"x-ostler-model"))
+        if named is None and _is_json(request):
+            return Peek(lambda r: self._peeked(r, task), _PEEK)
+        return self._begin(request, task, named or task.default)
+
+    def _peeked(self, request: Request, task: Task) -> Plan:
+        """The first bytes of a JSON body are here."""
+        body = request.begun()
+        if found := _FIRST.match(body):
+            try:
+                named = json.loads(found[1])
+            except ValueError:
+                named = None
+            return self._begin(request, task, named)
+        if not request.is_whole:
+            if task.default is not None:
+                return self._begin(request, task, task.default)
+            message = (
+                f'"model" must be the first key of so large a body, or be named as ?model= ; {task.name} has several'
+            )
+            return Refuse(400, "NO_MODEL", message)
+        try:
+            told = json.loads(body)
+        except (ValueError, RecursionError) as error:
+            return Refuse(400, "BAD_JSON", f"the body is not JSON: {error}")
+        named = told.get("model") if isinstance(told, dict) else None
+        return self._begin(request, task, task.default if named is None else named)
+
+    def _begin(self, request: Request, task: Task, model: Any) -> Plan:
+        if model is None:
+            known = ", ".join(sorted(task.models)) or "any"
+            return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known are: {known}')
+        if not isinstance(model, str) or not 0 < len(model) <= _LONGEST_ID or not model.isprintable():
+            return Refuse(400, "BAD_MODEL", f"a model id is a text of 1 to {_LONGEST_ID} printable characters")
+        key = (task.name, model)
+        if model not in task.models and (why := self._unlisted(task, model)):
+            return why
+        terms = self._terms(key)
+        call = Call(self, request, key, self._loop.time())
+        if why := self._read_wishes(call, task):
+            return why
+        return self._ask(call, terms)
+
+    def _ask(self, call: Call, terms: Terms) -> Plan:
+        found = self.leases.ask(call.key, terms, call, self._loop.time())
+        if isinstance(found, Place):
+            return self.forward(call, found)
+        if found is not None:
+            return _refusal(found, call)
+        call.request.gone = lambda _: self._left(call)
+        self._look_by(call.deadline)
+        return None
+
+    def _left(self, call: Call) -> None:
+        self.leases.leave(call)
+
+    def _unlisted(self, task: Task, model: str) -> Refuse | None:
+        known = ", ".join(sorted(task.models))
+        if not task.any_model:
+            return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known are: {known}")
+        if model.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", model):
+            return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leads out of its directory")
+        if (task.name, model) in self.leases.lines:
+            return None
+        lines = [line for key, line in self.leases.lines.items() if key[0] == task.name and key[1] not in task.models]
+        if len(lines) < task.max_models:
+            return None
+        for line in sorted(lines, key=lambda line: line.used_at):
+            if line.idle():
+                del self.leases.lines[line.key]
+                return None
+        message = f"{task.name} may have {task.max_models} models at once, and all of them are in use; try again later"
+        return Refuse(503, "TOO_MANY_MODELS", message, {"retry-after": "5"})
+
+    def _read_wishes(self, call: Call, task: Task) -> Refuse | None:
+        """What the client asks for beside the call itself."""
+        request = call.request
+        given = request.get(b"x-request-id")
+        if given is not None and not _REQUEST_ID.fullmatch(given):
+            return Refuse(
+                400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces"
+            )
+        call.id = given or secrets.token_hex(8).encode()
+        timeout = float(task.models.get(call.key[1], task.common)["timeout"])
+        for name, read in ((b"x-ostler-timeout", True), (b"x-ostler-keep-alive", False)):
+            text = _text(request.get(name))
+            if text is None:
+                continue
+            seconds = _seconds(text)
+            if seconds is None or (read and seconds <= 0):
+                shown = name.decode()
+                return Refuse(400, "BAD_HEADER", f'{shown} must be seconds or a text such as "5m", found {text[:40]!r}')
+            if read:
+                timeout = min(timeout, seconds)
+            else:
+                call.keep = seconds
+        priority = _text(request.get(b"x-ostler-priority"))
+        if priority is not None:
+            if not re.fullmatch(r"-?\d{1,4}", priority):
+                return Refuse(400, "BAD_HEADER", f"x-ostler-priority must be a whole number, found {priority[:40]!r}")
+            call.priority = int(priority)
+        call.deadline = call.asked + timeout
+        return None
+
+    def _terms(self, key: Key) -> Terms:
+        task = self.tasks[key[0]]
+        told = task.models.get(key[1], task.common)
+        return Terms(told["room"], told["workers"], told["queue"], told["idle"], told["pinned"])
+
+    # ---- in the worker
+
+    def forward(self, call: Call, place: Place) -> Plan:
+        """Let the worker have it."""
+        now = self._loop.time()
+        call.place, call.sent_at = place, now
+        call.clock = self._loop.call_at(call.deadline, self._overdue, call)
+        request = call.request
+        head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
+        head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((call.deadline - now) * 1000)),)
+        for name in (b"content-type", b"accept", b"content-encoding"):
+            if (value := request.get(name)) is not None:
+                head += (name, b": ", value, b"\r\n")
+        return Forward(
+            place.upstream,
+            b"".join(head),
+            failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
+            ended=lambda _, how: self._ended(call, how),
+            max_body=self._max_body,
+        )
+
+    def _release(self, call: Call, *, answered: bool) -> Place:
+        """The call is over in its worker."""
+        if call.clock is not None:
+            call.clock.cancel()
+            call.clock = None
+        place, call.place = call.place, None
+        assert place is not None
+        now = self._loop.time()
+        self.leases.done(place, now, now - call.sent_at if answered else None)
+        line = place.line
+        if not place.held:
+            if line.closing.get(place.replica) == place.generation:
+                self._say("closed", *line.key, place.replica, place.generation)
+            elif place.keep >= 0:
+                self._look_by(now + place.keep)
+        if answered and (component := self._components.get(place)):
+            self._served[component] = self._served.get(component, 0) + 1
+        if self._reporting is None:
+            self._reporting = self._loop.call_later(_TOLD, self._report)
+        return place
+
+    def _ended(self, call: Call, how: str) -> None:
+        if call.place is not None:
+            self._release(call, answered=how == "done")
+
+    def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
+        """No byte of an answer has come: the worker died, or could not be reached."""
+        place = self._release(call, answered=False)
+        if not sent and not call.tried:  # it has not seen the call
+            call.tried = True
+            return self._ask(call, place.line.terms)
+        why, tail = self._tails.get((call.key, place.generation), (reason, []))
+        said = f"; its last line: {tail[-1][:300]}" if tail else ""
+        return _error(
+            502, "WORKER_DIED", f"the worker of {call.key[0]} {call.key[1]!r} ended during the call ({why}){said}", call
+        )
+
+    def _overdue(self, call: Call) -> None:
+        """The call has not been answered in time. Its worker is stuck, as far as anybody can tell."""
+        call.clock = None
+        place, request = call.place, call.request
+        if place is None:
+            return
+        timeout = call.deadline - call.asked
+        message = f"{call.key[0]} {call.key[1]!r} did not answer within {timeout:g} s"
+        self._say(
+            "kill", *call.key, place.replica, place.generation, f"call {call.id.decode()} took more than {timeout:g} s"
+        )
+        self.leases.close(call.key, place.replica, place.generation)
+        request.abandon(_error(504, "DEADLINE", message, call))
+
+
+def _error(status: int, code: str, message: str, call: Call) -> Refuse:
+    return Refuse(status, code, message, {"x-ostler-request-id": call.id.decode("latin-1")})
+
+
+def _refusal(why: Refusal, call: Call) -> Refuse:
+    headers = {"x-ostler-request-id": call.id.decode("latin-1")}
+    if why.retry is not None:
+        headers["retry-after"] = str(max(1, math.ceil(why.retry)))
+    return Refuse(why.status, why.code, why.message, headers)
+
+
+def _is_json(request: Request) -> bool:
+    kind = (request.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
+    return kind == _JSON or kind.endswith(b"+json")
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _seconds(text: str) -> float | None:
+    found = _DURATION.fullmatch(text.strip())
+    if found is None:
+        return None
+    seconds = float(found[1]) * _UNITS[found[2]]
+    return -1.0 if seconds < 0 else seconds
