@@ -95,7 +95,7 @@ class Gateway:
         options = spec.options(model)
         python = str(self._interpreter(options.env))
         name = f"{spec.name}.{slot.number}.{slot.generation}.sock"
-        return launch(
+        argv, variables = launch(
             python,
             self._target,
             spec.name,
@@ -105,6 +105,7 @@ class Gateway:
             socket=name,
             max_body=self._settings.max_body,
         )
+        return argv, {**variables, "OSTLER_DATA": str(self._settings.data_dir)}
 
     # ---- the plane
 
