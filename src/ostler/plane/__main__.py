@@ -13,8 +13,9 @@ from typing import Any
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
 from ostler.plane.entry import allow_files, loop_factory
+from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
-from ostler.plane.request import Forward, Plan, Request
+from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
 LISTEN = "LISTEN"  # the descriptor that the node passes

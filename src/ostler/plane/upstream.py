@@ -24,7 +24,7 @@ class Head:
     """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
 
     status = 0
-    reason = upgrade = b""
+    upgrade = b""
     length: int | None = None
     chunked = False
     close = False  # the other side closes after this answer
@@ -93,6 +93,7 @@ class Link(asyncio.Protocol):
         self.idle_since = 0.0
         self._sink: Sink | None = None
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.is_closing: Callable[[], bool] = lambda: False
         self._parser = httptools.HttpResponseParser(self)
         self._head: Head | None = None
         self._in_body = self._done = self._stale = self._paused = self._tunnel = False
@@ -101,6 +102,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self.is_closing = transport.is_closing
         self.upstream.links.add(self)
 
     # ---- the request
@@ -147,10 +149,6 @@ class Link(asyncio.Protocol):
         self._sink = None
         self._transport.close()
 
-    @property
-    def is_usable(self) -> bool:
-        return self._sink is None and not self._transport.is_closing()
-
     # ---- the answer
 
     def data_received(self, data: bytes) -> None:
@@ -185,10 +183,6 @@ class Link(asyncio.Protocol):
         if self._done:
             raise _Garbage("bytes behind the answer")
         self._head = Head()
-
-    def on_status(self, reason: bytes) -> None:
-        assert self._head is not None
-        self._head.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -286,13 +280,13 @@ class Upstream:
         """A link that is open already."""
         while self._idle:
             link = self._idle.pop()
-            if link.is_usable:
+            if not link.is_closing():
                 return link
         return None
 
     def give(self, link: Link) -> None:
         """The link is free."""
-        if self.closed or not link.is_usable:
+        if self.closed or link.is_closing():
             link.abort()
             return
         link.idle_since = time.monotonic()
