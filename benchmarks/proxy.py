@@ -83,7 +83,7 @@ def plane(path: str, descriptor: str) -> None:
     import uvloop
 
     from ostler.plane.proxy import Front
-    from ostler.plane.request import Forward
+    from ostler.plane.plan import Forward
     from ostler.plane.upstream import Upstream
 
     async def main() -> None:
@@ -156,6 +156,22 @@ def throughput(connections: list[socket.socket], data: bytes, seconds: float) ->
     return count / took
 
 
+def large(kind: str, direct: Callable[[], socket.socket], through: Callable[[], socket.socket]) -> None:
+    """25 MB of body."""
+    size = 25_000_000
+    data = f"POST /infer HTTP/1.1\r\nhost: localhost\r\ncontent-length: {size}\r\n\r\n".encode() + b"x" * size
+    found: dict[str, list[float]] = {"direct": [], "plane": []}
+    for _ in range(5):
+        for name, connect in (("direct", direct), ("plane", through)):
+            with connect() as connection:
+                start = time.perf_counter()
+                connection.sendall(data)
+                receive(connection)
+                found[name].append((time.perf_counter() - start) * 1000)
+    a, b = min(found["direct"]), min(found["plane"])
+    print(f"{kind:9} 25 MB {a:6.1f} ms direct, {b:6.1f} ms plane, ratio {b / a:.2f}", flush=True)
+
+
 def measure(kind: str, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as listening:
         path = str(Path(folder) / "u.sock")
@@ -195,6 +211,7 @@ def compare(
         f"{kind:9} c=1   p50 {us['direct'][0]:6.1f} us direct, {us['plane'][0]:6.1f} us plane, ratio {ratio:.2f}   p99 {us['direct'][1]:.0f}, {us['plane'][1]:.0f} us",
         flush=True,
     )
+    large(kind, direct, through)
     many = {"direct": [direct() for _ in range(64)], "plane": [through() for _ in range(64)]}
     rates: dict[str, list[float]] = {"direct": [], "plane": []}
     for turn in range(max(2, int(seconds))):

@@ -9,8 +9,9 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
 from ostler.plane.entry import loop_factory
+from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
-from ostler.plane.request import Forward, Plan, Request
+from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
 PATIENCE = 30.0
@@ -149,6 +150,11 @@ async def until(found: Callable[[], object], what: str) -> None:
 def run(work: Awaitable[None]) -> None:
     async def bounded() -> None:
         await asyncio.wait_for(work, 60)
+        ended = asyncio.get_running_loop().time() + PATIENCE
+        while len(asyncio.all_tasks()) > 1 and asyncio.get_running_loop().time() < ended:
+            await asyncio.sleep(0.01)  # upstreams see that they are not needed any more
+        for _ in range(5):
+            await asyncio.sleep(0.01)  # and transports are closed
 
     with asyncio.Runner(loop_factory=loop_factory()) as runner:
         runner.run(bounded())

@@ -7,7 +7,8 @@ import json
 
 import pytest
 
-from ostler.plane.request import Forward, Peek, Refuse, Reply, Request, Serve
+from ostler.plane.plan import Forward, Peek, Refuse, Reply, Serve
+from ostler.plane.request import Request
 from tests.plane.serving import Stage, Upside, answer, run, until
 
 

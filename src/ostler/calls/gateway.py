@@ -354,9 +354,9 @@ class PlaneTenant(Nothing):
 def _terms(options: ModelOptions) -> dict[str, Any]:
     """What the plane needs of a model's options."""
     known = dataclasses.asdict(options)
-    return {name: known[name] for name in ("workers", "queue", "idle", "pinned", "timeout", "kill_on_cancel")} | {
-        "room": options.connections
-    }
+    return {
+        name: known[name] for name in ("workers", "queue", "idle", "pinned", "timeout", "startup", "kill_on_cancel")
+    } | {"room": options.connections}
 
 
 def _in_words(end: Exit) -> str:

@@ -335,7 +335,7 @@ class Door(threading.Thread):
         else:
             connection.whole = request
             connection.lent = True
-            self._epoll.modify(connection.socket, select.EPOLLET)  # from now on: hang-ups alone
+            self._epoll.modify(connection.socket, select.EPOLLET | select.EPOLLRDHUP)  # from now on: hang-ups alone
             self._service.adopt(connection)
 
     def refuse(self, connection: Connection, last: bytes) -> None:

@@ -14,8 +14,9 @@ from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
 from ostler.plane.calls import PATH, Calls
 from ostler.plane.entry import allow_files, loop_factory
+from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
-from ostler.plane.request import Forward, Plan, Request
+from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
 LISTEN = "LISTEN"  # the descriptor that the node passes
@@ -43,9 +44,10 @@ class Plane:
         return self._to_node
 
     async def run(self) -> None:
-        await self.front.start()
         self.channel.open()
         self.channel.send("ready", {"pid": os.getpid()})
+        await self.calls.known.wait()  # until then connections wait in the socket's line
+        await self.front.start()
         await self._stop.wait()
         await self.front.stop()
 
@@ -54,6 +56,7 @@ class Plane:
         if self._stop.is_set():
             self.front.abort()
         self._stop.set()
+        self.calls.known.set()
 
     def _facts(self) -> dict[str, Any]:
         """For the heartbeat; on the channel's own thread."""

@@ -14,7 +14,8 @@ from urllib.parse import parse_qs, unquote
 
 from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
-from ostler.plane.request import Forward, Peek, Plan, Refuse, Request
+from ostler.plane.plan import Forward, Peek, Plan, Refuse
+from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
 log = logging.getLogger("ostler.plane")
@@ -26,7 +27,7 @@ _FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
-_TOLD = 1.0  # seconds between two reports to the node
+_TOLD = 0.5  # seconds between two reports to the node
 _JSON = b"application/json"
 
 
@@ -53,7 +54,8 @@ class Call:
         self._calls, self.request, self.key, self.asked = calls, request, key, now
         self.id = b""
         self.priority = 0
-        self.deadline = math.inf
+        self.deadline = math.inf  # of the client's patience, in line and in the worker
+        self.timeout = math.inf  # that the worker has
         self.keep: float | None = None
         self.place: Place | None = None
         self.clock: asyncio.TimerHandle | None = None
@@ -76,6 +78,7 @@ class Calls:
         self.leases = Leases(say)
         self.tasks: dict[str, Task] = {}
         self._access: Access | None = None
+        self.known = asyncio.Event()  # the node has said what there is
         self._max_body = 0
         self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
         self._components: dict[Place, str] = {}
@@ -93,6 +96,7 @@ class Calls:
                 self._access = Access.read(told["access"])
                 self._max_body = told["max_body"]
                 self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
+                self.known.set()
             case ["up", task, model, replica, generation, socket, component]:
                 self._up((task, model), replica, generation, socket, component)
             case ["down", task, model, replica, generation, reason, tail]:
@@ -149,6 +153,10 @@ class Calls:
                 self._ticking.cancel()
             self._due = when
             self._ticking = self._loop.call_at(when, self._look)
+
+    def _report_soon(self) -> None:
+        if self._reporting is None:
+            self._reporting = self._loop.call_later(_TOLD, self._report)
 
     def _report(self) -> None:
         self._reporting = None
@@ -237,11 +245,13 @@ class Calls:
         if found is not None:
             return _refusal(found, call)
         call.request.gone = lambda _: self._left(call)
+        self._report_soon()
         self._look_by(call.deadline)
         return None
 
     def _left(self, call: Call) -> None:
         self.leases.leave(call)
+        self._report_soon()
 
     def _unlisted(self, task: Task, model: str) -> Refuse | None:
         known = ", ".join(sorted(task.models))
@@ -270,7 +280,9 @@ class Calls:
                 400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces"
             )
         call.id = given or secrets.token_hex(8).encode()
-        timeout = float(task.models.get(call.key[1], task.common)["timeout"])
+        told = task.models.get(call.key[1], task.common)
+        call.timeout = float(told["timeout"])
+        patience = call.timeout + float(told["startup"])
         for name, read in ((b"x-ostler-timeout", True), (b"x-ostler-keep-alive", False)):
             text = _text(request.get(name))
             if text is None:
@@ -280,7 +292,7 @@ class Calls:
                 shown = name.decode()
                 return Refuse(400, "BAD_HEADER", f'{shown} must be seconds or a text such as "5m", found {text[:40]!r}')
             if read:
-                timeout = min(timeout, seconds)
+                patience = min(patience, seconds)
             else:
                 call.keep = seconds
         priority = _text(request.get(b"x-ostler-priority"))
@@ -288,7 +300,7 @@ class Calls:
             if not re.fullmatch(r"-?\d{1,4}", priority):
                 return Refuse(400, "BAD_HEADER", f"x-ostler-priority must be a whole number, found {priority[:40]!r}")
             call.priority = int(priority)
-        call.deadline = call.asked + timeout
+        call.deadline = call.asked + patience
         return None
 
     def _terms(self, key: Key) -> Terms:
@@ -302,10 +314,11 @@ class Calls:
         """Let the worker have it."""
         now = self._loop.time()
         call.place, call.sent_at = place, now
-        call.clock = self._loop.call_at(call.deadline, self._overdue, call)
+        until = min(call.deadline, now + call.timeout)
+        call.clock = self._loop.call_at(until, self._overdue, call)
         request = call.request
         head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
-        head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((call.deadline - now) * 1000)),)
+        head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
         for name in (b"content-type", b"accept", b"content-encoding"):
             if (value := request.get(name)) is not None:
                 head += (name, b": ", value, b"\r\n")
@@ -315,6 +328,7 @@ class Calls:
             failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
             ended=lambda _, how: self._ended(call, how),
             max_body=self._max_body,
+            lingers=True,
         )
 
     def _release(self, call: Call, *, answered: bool) -> Place:
@@ -334,8 +348,7 @@ class Calls:
                 self._look_by(now + place.keep)
         if answered and (component := self._components.get(place)):
             self._served[component] = self._served.get(component, 0) + 1
-        if self._reporting is None:
-            self._reporting = self._loop.call_later(_TOLD, self._report)
+        self._report_soon()
         return place
 
     def _ended(self, call: Call, how: str) -> None:
@@ -355,18 +368,22 @@ class Calls:
         )
 
     def _overdue(self, call: Call) -> None:
-        """The call has not been answered in time. Its worker is stuck, as far as anybody can tell."""
+        """The call has not been answered in time: the client is told. A worker that has had all its time is stuck, and is killed."""
         call.clock = None
-        place, request = call.place, call.request
+        place = call.place
         if place is None:
             return
-        timeout = call.deadline - call.asked
-        message = f"{call.key[0]} {call.key[1]!r} did not answer within {timeout:g} s"
-        self._say(
-            "kill", *call.key, place.replica, place.generation, f"call {call.id.decode()} took more than {timeout:g} s"
-        )
-        self.leases.close(call.key, place.replica, place.generation)
-        request.abandon(_error(504, "DEADLINE", message, call))
+        now = self._loop.time()
+        ends = call.sent_at + call.timeout
+        if now < ends:  # the client's patience is over: it is cancelled as if it had gone
+            call.clock = self._loop.call_at(ends, self._overdue, call)
+            message = f"{call.key[0]} {call.key[1]!r} did not answer within the {call.deadline - call.asked:g} s that were asked for"
+        else:
+            why = f"call {call.id.decode()} took more than {call.timeout:g} s"
+            self._say("kill", *call.key, place.replica, place.generation, why)
+            self.leases.close(call.key, place.replica, place.generation)
+            message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was ended"
+        call.request.abandon(_error(504, "DEADLINE", message, call))
 
 
 def _error(status: int, code: str, message: str, call: Call) -> Refuse:

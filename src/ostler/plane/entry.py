@@ -127,17 +127,16 @@ class Entry:
         self._count(0)
 
     def data_received(self, data: bytes) -> None:
-        """Parse in pieces, and look after each how much of a head has come without its end."""
         self.take(data)
 
     def take(self, data: bytes) -> None:
+        """Parse in pieces, and look after each how much of a head has come without its end."""
+        at, end = 0, len(data)
         try:
-            while data and self._leaving is None and not self.transport.is_closing() and not self.is_held():
+            while at < end and self._leaving is None and not self.transport.is_closing() and not self.is_held():
                 size = _BODY_PIECE if self._in_body else _HEAD_PIECE
-                if len(data) <= size:
-                    piece, data = data, b""
-                else:
-                    piece, data = data[:size], data[size:]
+                piece = data if end <= size else data[at : at + size]
+                at += len(piece)
                 began_here = not self._in_head
                 if self._in_body:
                     self._mute += len(piece)  # taken back by `body_came`
@@ -151,9 +150,9 @@ class Entry:
         except TooMuch as error:
             self.refuse(error)
         if self._leaving is not None:
-            self.drop(len(data))
-        elif data:
-            self.hold(data)
+            self.drop(end - at)
+        elif at < end:
+            self.hold(data[at:])
 
     def is_held(self) -> bool:
         """Whether nothing more is parsed now."""

@@ -14,15 +14,17 @@ from urllib.parse import unquote
 import httptools
 
 from ostler.plane.access import tell
-from ostler.plane.entry import MAX_HEADERS, Entry
+from ostler.plane.entry import MAX_HEADERS, MAX_URL, Entry
 from ostler.plane.peers import Peers
-from ostler.plane.request import HELD, Plan, Request
+from ostler.plane.plan import Plan
+from ostler.plane.request import HELD, Request
 from ostler.plane.upstream import Link
 
 log = logging.getLogger("ostler.plane")
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
 _FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+_FIRST = 1.0  # seconds that a connection gets for its first request when the plane is about to leave
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
@@ -52,6 +54,7 @@ class Client(Entry, asyncio.Protocol):
         self._is_upgrading = False
         self._after = b""  # came behind the request for another protocol
         self._link: Link | None = None  # of the tunnel
+        self._is_new = True  # it has asked nothing yet
         self._paused = False  # nothing is read from it
         self._is_choked = False  # … because of whoever takes the body
         self._idle_since = 0.0
@@ -98,7 +101,7 @@ class Client(Entry, asyncio.Protocol):
         self.is_reading = True
         self.take(data)
         self.is_reading = False
-        if self._now is not None:
+        if self._now is not None and not self.transport.is_closing():
             self._now.push()
 
     def parse(self, piece: bytes) -> bool:
@@ -148,13 +151,14 @@ class Client(Entry, asyncio.Protocol):
     # ---- what the parser finds
 
     def on_message_begin(self) -> None:
-        self.head_begins()
+        self._in_head = True
         self._coming = Request(self)
 
     def on_url(self, url: bytes) -> None:
         assert self._coming is not None
         self._coming.target += url
-        self.check_url(len(self._coming.target))
+        if len(self._coming.target) > MAX_URL:
+            self.check_url(len(self._coming.target))
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -216,7 +220,7 @@ class Client(Entry, asyncio.Protocol):
     # ---- one after another
 
     def _begin(self, request: Request) -> None:
-        self._now = request
+        self._now, self._is_new = request, False
         request.begin(self._front.route)
 
     def done(self, request: Request) -> None:
@@ -275,10 +279,15 @@ class Client(Entry, asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The plane stops: whoever is being answered is answered to the end, except on streams without one."""
-        if self._now is None and not self._in_head and not self._in_body:
-            self.transport.close()
-        elif self._now is not None and not self._now.finishes:
-            self.cut()
+        if self._now is not None:
+            if not self._now.finishes:
+                self.cut()
+        elif not self._in_head and not self._in_body:
+            if self._is_new:  # it was taken a moment ago, so its request is on the way
+                self._is_new = False
+                self.loop.call_later(_FIRST, self.close_if_idle)
+            else:
+                self.transport.close()
 
     def streams(self, request: Request) -> None:
         if self._front.is_closing and not request.finishes:

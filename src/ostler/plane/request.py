@@ -1,26 +1,17 @@
-"""One request on its way: what its client asked, what becomes of it (a plan), and the answer as it goes back.
-
-A plan is given by the route when the head is complete, or later by `Request.go`:
-
-    Forward   stream the body to an upstream and the answer back      Peek    decide when the first bytes of the body are here
-    Reply     answer at once                                          Serve   a coroutine answers, or returns another plan
-    Refuse    answer with an error                                    None    nothing yet: `go` follows
-
-Forward, Peek, Reply and Refuse run in callbacks; only Serve costs a task.
-"""
+"""One request on its way: what its client asked, what becomes of it (see plan.py), and the answer as it goes back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
 from ostler.plane.entry import STATUS_LINES, error_body, error_headers
-from ostler.plane.upstream import Head, Headers, Link, Upstream
+from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
+from ostler.plane.upstream import Head, Headers, Link
 
 if TYPE_CHECKING:
     from ostler.plane.proxy import Client
@@ -44,59 +35,6 @@ _OWN = frozenset(
 )
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
-
-@dataclass(frozen=True, slots=True)
-class Forward:
-    """Stream to the upstream. `head` None: the client's own, told for whom it is; else the request line and headers, each with its
-    line end, without those that frame the body.
-
-    Exactly one of the callbacks comes. `failed(request, reason, sent)`: no byte of the answer has gone to the client; what it
-    returns is done instead; without it, 502. `sent` False: the upstream has not seen the request. `ended(request, how)`:
-    `done`, `left` (the client has gone), `cut` (the answer broke off in the middle) or `refused` (the body was too large).
-    """
-
-    upstream: Upstream
-    head: bytes | None = None
-    failed: Callable[[Request, str, bool], Plan] | None = None
-    ended: Callable[[Request, str], None] | None = None
-    max_body: int | None = None
-    stall: float | None = None  # seconds for which a client may take nothing of an answer that waits for it
-    finishes: bool = True  # False: an event stream that ends when the plane is asked to stop
-
-
-@dataclass(frozen=True, slots=True)
-class Peek:
-    """Call `then` when the body is whole or `size` bytes of it are here: see `Request.begun` and `Request.is_whole`."""
-
-    then: Callable[[Request], Plan]
-    size: int = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Reply:
-    status: int
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-
-@dataclass(frozen=True, slots=True)
-class Refuse:
-    status: int
-    code: str
-    message: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Serve:
-    """A coroutine that answers by itself (`reply`, or `start`, `write`, `finish`) and returns None, or returns another plan. It is
-    cancelled when the client goes away. One that neither answers nor returns a plan has somebody else call `go`.
-    """
-
-    handler: Callable[[Request], Awaitable[Plan]]
-
-
-Plan = Forward | Peek | Reply | Refuse | Serve | None
 
 _INTERNAL = Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details")
 
@@ -123,7 +61,7 @@ class Request:
     _link: Link | None = None
     _held_size = 0
     _replay = b""  # a small body that was sent, for another try
-    _sent_head = _answered = _chunked = _sse = _retried = False
+    _sent_head = _answered = _chunked = _sse = _retried = _is_lost = False
     _task: asyncio.Task[None] | None = None
     _news: asyncio.Event | None = None
 
@@ -157,6 +95,11 @@ class Request:
             self.chunked = True
         else:
             self.expects = value.lower() == b"100-continue"
+
+    @property
+    def is_repeatable(self) -> bool:
+        """Whether all of the body that was received is still here: the request can be sent once more."""
+        return not self._is_lost
 
     def begun(self) -> bytes:
         """What is here of the body and was not handed over."""
@@ -232,14 +175,18 @@ class Request:
 
     def _drop_link(self, how: str) -> None:
         link, self._link = self._link, None
+        plan = self._plan
+        if isinstance(plan, Forward):
+            self._plan = None
+            if link is not None and plan.lingers:
+                link.hang_up(lambda: self._end(plan, how))
+                return
         if link is not None:
             if self._client.is_tunnel:
                 link.close()
             else:
                 link.abort()
-        plan = self._plan
         if isinstance(plan, Forward):
-            self._plan = None
             self._end(plan, how)
 
     def _end(self, plan: Forward, how: str) -> None:
@@ -304,8 +251,10 @@ class Request:
                 b"content-length: %d\r\n\r\n" % len(body) if body or self.method not in ("GET", "HEAD") else b"\r\n"
             ) + body
         elif self.length is not None:
+            self._is_lost = True
             head += b"content-length: %d\r\n\r\n%b" % (self.length, body)
         else:
+            self._is_lost = True
             head += b"transfer-encoding: chunked\r\n\r\n" + (b"%x\r\n%b\r\n" % (len(body), body) if body else b"")
         self._sent_head = True
         self._taken()
@@ -347,7 +296,7 @@ class Request:
             return
         self._keep_or_not()
         out = self._out
-        out.append(STATUS_LINES.get(head.status) or b"HTTP/1.1 %d %b\r\n" % (head.status, head.reason))
+        out.append(STATUS_LINES.get(head.status) or b"HTTP/1.1 %d \r\n" % head.status)
         for name, value in head.headers:
             out += (name, b": ", value, b"\r\n")
             if name == b"content-type":
@@ -431,10 +380,12 @@ class Request:
         self._plan = None
         if sent:
             self._again()
-        if plan.failed is None:
-            self.go(Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}"))
-        else:
-            self.go(self._told(plan.failed, self, reason, sent))
+        refusal = Refuse(502, "BAD_UPSTREAM", f"no answer to {self.method} {self.path}: {reason}")
+        instead = refusal if plan.failed is None else self._told(plan.failed, self, reason, sent)
+        if isinstance(instead, Forward) and self._is_lost:
+            self._end(instead, "refused")
+            instead = refusal
+        self.go(instead)
 
     def _break_off(self, reason: str) -> None:
         """The answer has begun and will not be whole: its client must not take it for whole."""

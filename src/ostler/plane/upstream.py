@@ -24,7 +24,7 @@ class Head:
     """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
 
     status = 0
-    reason = upgrade = b""
+    upgrade = b""
     length: int | None = None
     chunked = False
     close = False  # the other side closes after this answer
@@ -92,7 +92,9 @@ class Link(asyncio.Protocol):
         self.begun = False  # a byte of the present answer has come
         self.idle_since = 0.0
         self._sink: Sink | None = None
+        self._then: Callable[[], None] | None = None  # it was hung up
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
+        self.is_closing: Callable[[], bool] = lambda: False
         self._parser = httptools.HttpResponseParser(self)
         self._head: Head | None = None
         self._in_body = self._done = self._stale = self._paused = self._tunnel = False
@@ -101,6 +103,7 @@ class Link(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
+        self.is_closing = transport.is_closing
         self.upstream.links.add(self)
 
     # ---- the request
@@ -142,19 +145,28 @@ class Link(asyncio.Protocol):
         self._sink = None
         self._transport.abort()
 
+    def hang_up(self, then: Callable[[], None]) -> None:
+        """Nobody wants the answer: the other side is told, and `then` is called when it has closed the connection as well."""
+        self._sink, self._then = None, then
+        if self._transport.is_closing():
+            return
+        self.resume()
+        try:
+            self._transport.write_eof()
+        except (OSError, RuntimeError):
+            self._transport.abort()
+
     def close(self) -> None:
         """As `abort`, but what was written still goes out."""
         self._sink = None
         self._transport.close()
 
-    @property
-    def is_usable(self) -> bool:
-        return self._sink is None and not self._transport.is_closing()
-
     # ---- the answer
 
     def data_received(self, data: bytes) -> None:
         sink = self._sink
+        if self._then is not None:
+            return  # it was left
         if sink is None:  # it speaks without being asked
             self._transport.abort()
             return
@@ -185,10 +197,6 @@ class Link(asyncio.Protocol):
         if self._done:
             raise _Garbage("bytes behind the answer")
         self._head = Head()
-
-    def on_status(self, reason: bytes) -> None:
-        assert self._head is not None
-        self._head.reason += reason
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_body:
@@ -258,6 +266,10 @@ class Link(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.upstream.lost(self)
+        if self._then is not None:
+            then, self._then = self._then, None
+            then()
+            return
         sink, head = self._sink, self._head
         if sink is None:
             return
@@ -286,13 +298,13 @@ class Upstream:
         """A link that is open already."""
         while self._idle:
             link = self._idle.pop()
-            if link.is_usable:
+            if not link.is_closing():
                 return link
         return None
 
     def give(self, link: Link) -> None:
         """The link is free."""
-        if self.closed or not link.is_usable:
+        if self.closed or link.is_closing():
             link.abort()
             return
         link.idle_since = time.monotonic()
