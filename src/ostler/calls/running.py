@@ -371,7 +371,7 @@ def main(argv: list[str], options: dict[str, Any]) -> NoReturn:
     faulthandler.enable(os.dup(2), all_threads=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if len(argv) != 4:
-        sys.exit("worker.py takes TARGET TASK MODEL_ID SOCKET; it is started by a node")
+        sys.exit("worker.py takes TARGET TASK MODEL_ID SOCKET OPTIONS; it is started by a node")
     target, task, model_id, name = argv
     Running(target, task, model_id, name, options).run()
     raise AssertionError  # `run` leaves the process
