@@ -18,16 +18,16 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 def check_app(settings: Settings, app: Ostler, target: str) -> None:
     """Raise ConfigError with one sentence unless a node can be started."""
     queues = sorted({task.queue for task in app.tasks.values()})
-    known = [*queues, *app.commands]
+    known = [*queues, *app.commands, *app.models]
     shown = ", ".join(known) or "none"
     if unknown := settings.pools.keys() - set(known):
         name = min(unknown)
         raise ConfigError(
-            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue or command; known are: {shown}"
+            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue, command or model; known are: {shown}"
         )
     if unused := app.pools.keys() - set(known):
         raise ConfigError(
-            f"{target} sizes pool {min(unused)!r}, but declares no such queue or command; known are: {shown}"
+            f"{target} sizes pool {min(unused)!r}, but declares no such queue, command or model; known are: {shown}"
         )
     if nowhere := app.queues.keys() - set(queues):
         raise ConfigError(
@@ -65,7 +65,7 @@ def _check_command(command: Command) -> None:
 
 def warnings(settings: Settings, app: Ostler) -> list[str]:
     """What may be meant, but looks like a mistake."""
-    found = [] if app.tasks or app.commands else ["it declares no job and no command"]
+    found = [] if app.tasks or app.commands or app.models else ["it declares no job, no command and no model"]
     names = [*sorted({task.queue for task in app.tasks.values()}), *app.commands]
     found += [f"pool {name!r} has no workers" for name in names if not settings.pool(name, app.pools.get(name)).workers]
     for command in app.commands.values():

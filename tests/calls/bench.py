@@ -154,12 +154,12 @@ class Bench:
         self.log = folder / "log"
         known = {f.name for f in dataclasses.fields(ModelOptions)}
         options = ModelOptions(**{k: v for k, v in given.items() if k in known})
-        argv, variables = launch(
+        argv = launch(
             python, target, task, model_id, options, run=str(folder), socket="w.0.1.sock",
             **({"max_body": given["max_body"]} if "max_body" in given else {}),
         )  # fmt: skip
         self.channel, theirs = socket.socketpair()
-        env = {**os.environ, "ZOO_NOTES": str(folder), **given.get("environ", {}), **variables}
+        env = {**os.environ, "ZOO_NOTES": str(folder), **given.get("environ", {})}
         env["OSTLER_CONTROL"] = f"{theirs.fileno()}:0.05"
         with open(self.log, "wb") as log:
             self.process = subprocess.Popen(

@@ -207,24 +207,17 @@ def test_durations_are_numbers_or_texts(value: object, found: float) -> None:
 
 
 def test_the_worker_of_another_environment_gets_no_path_of_the_node() -> None:
-    argv, variables = launch(
+    argv = launch(
         "/e/bin/python", "app.py", "t", "org/m:1", ModelOptions(env="e", batch=4), run="/r", socket="t.0.1.sock"
     )
-    assert argv[0] == "/e/bin/python"
-    assert argv[2:] == ["app.py", "t", "org/m:1", "t.0.1.sock"]
-    told = json.loads(variables.pop("OSTLER_MODEL"))
-    assert told == {
-        "foreign": True,
-        "env": "e",
-        "concurrency": 1,
-        "batch": 4,
-        "batch_wait": 0.0,
-        "max_body": 67_108_864,
-        "run": "/r",
-    }
-    assert variables == {"PYTHONPATH": "", "PYTHONHOME": "", "PYTHONNOUSERSITE": "1"}
-    _, variables = launch(sys.executable, "app.py", "t", "m", ModelOptions(), run="/r", socket="s")
-    assert variables.keys() == {"OSTLER_MODEL"}
+    assert argv[:3] == ["/e/bin/python", "-E", "-s"]
+    assert argv[4:8] == ["app.py", "t", "org/m:1", "t.0.1.sock"]
+    assert json.loads(argv[8]) == {
+        "foreign": True, "env": "e", "concurrency": 1, "batch": 4, "batch_wait": 0.0, "max_body": 67_108_864, "run": "/r",
+    }  # fmt: skip
+    own = launch(sys.executable, "app.py", "t", "m", ModelOptions(), run="/r", socket="s")
+    assert own[1].endswith("worker.py")
+    assert json.loads(own[-1])["foreign"] is False
 
 
 # ---- the stand-in

@@ -241,6 +241,18 @@ def test_a_result_that_cannot_be_sent_is_an_error_that_says_where(odd: Bench, do
     assert odd.call({"do": "nothing"}).result is None
 
 
+@pytest.mark.parametrize("do", ["bad_text", "bad_object", "awaitable", "closed_log"])
+def test_no_object_of_a_model_takes_its_worker_down(tmp_path: Path, do: str) -> None:
+    with worker(tmp_path, "odd") as bench:
+        assert bench.call({"do": do}).error[:2] == (500, "MODEL_ERROR")
+        assert bench.call({"do": "nothing"}).result is None
+
+
+def test_a_child_that_the_model_forks_ends_by_sigterm_and_the_worker_stays(odd: Bench) -> None:
+    assert odd.call({"do": "fork"}).result == 143
+    assert odd.get("/healthz").status == 200
+
+
 def test_arrays_and_numbers_of_other_libraries_become_json(odd: Bench) -> None:
     assert odd.call({"do": "numbers"}).result == {"vector": [1.5, 2.5], "n": 3}
 

@@ -79,6 +79,41 @@ class Odd(Plain):
     def do_input(self, payload):
         raise InputError("text is missing")
 
+    def do_bad_text(self, payload):
+        class Bad(Exception):
+            def __str__(self):
+                raise ValueError
+
+        raise Bad
+
+    def do_bad_object(self, payload):
+        class Bad:
+            def __getattr__(self, name):
+                raise RuntimeError("hands off")
+
+        return Bad()
+
+    def do_awaitable(self, payload):
+        class Later:
+            def __await__(self):
+                yield
+
+        return Later()
+
+    def do_closed_log(self, payload):
+        sys.stderr.close()
+        raise RuntimeError("silent")
+
+    def do_fork(self, payload):
+        child = os.fork()
+        if not child:
+            note("forked")
+            while True:
+                time.sleep(0.01)
+        wait_for("forked")
+        os.kill(child, 15)
+        return os.waitpid(child, 0)[1] >> 8
+
     def do_exit(self, payload):
         sys.exit(3)
 

@@ -116,7 +116,10 @@ def judge(raised: BaseException) -> tuple[int, str, str]:
     """Status, code and message for what a model raised."""
     if isinstance(raised, BadRequest):
         return raised.status, raised.code, str(raised)
-    text = str(raised)
+    try:
+        text = str(raised)
+    except Exception:  # noqa: BLE001  its own fault, and no reason to fall
+        text = "its message cannot be shown"
     if isinstance(raised, NotJson):
         return 500, "MODEL_ERROR", f"the result cannot be sent: {text}"
     if isinstance(raised, InputError):

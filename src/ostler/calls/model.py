@@ -317,8 +317,8 @@ def launch(
     run: str,
     socket: str,
     max_body: int = MAX_BODY,
-) -> tuple[list[str], dict[str, str]]:
-    """How a model's worker is started: argv, and the variables that are added to its environment.
+) -> list[str]:
+    """How a model's worker is started, all in its argv: workers of one pool differ, and a pool's variables are the same for all.
 
     `python` is the interpreter of its environment, `run` the directory of the sockets, `socket` the name of this worker's in it.
     """
@@ -332,7 +332,6 @@ def launch(
         "max_body": max_body,
         "run": run,
     }
-    variables = {"OSTLER_MODEL": json.dumps(told)}
-    if options.env is not None:  # nothing of the node's own environment reaches that one; empty is as good as unset
-        variables.update(PYTHONPATH="", PYTHONHOME="", PYTHONNOUSERSITE="1")
-    return [python, worker, target, name, model_id, socket], variables
+    # Neither PYTHONPATH nor the user's own packages reach another environment.
+    apart = ["-E", "-s"] if options.env is not None else []
+    return [python, *apart, worker, target, name, model_id, socket, json.dumps(told)]

@@ -77,7 +77,7 @@ class Running:
 
     def terminate(self, _number: int, _frame: FrameType | None) -> None:
         """SIGTERM: as `stop`, and the calls that run are cancelled; the second time, at once."""
-        if self._terminated or self._mode is None:
+        if self._terminated or self._mode is None or os.getpid() != self._pid:  # a forked child has nothing to drain
             self._exit(128 + signal.SIGTERM)
         self._terminated = True
         for connection in self.service.calls():
@@ -105,7 +105,11 @@ class Running:
         self.service.state, self.service.progress = "ready", 1.0
         self.service.adopt = mode.adopt
         self.channel.send("ready", self._info())
-        mode.serve()
+        try:
+            mode.serve()
+        except BaseException:  # noqa: BLE001  a mistake of the server's: the node starts a fresh worker
+            traceback.print_exc()
+            self._exit(1)
         self._unload()
         self._exit(0)
 
@@ -367,7 +371,7 @@ def main(argv: list[str], options: dict[str, Any]) -> NoReturn:
     faulthandler.enable(os.dup(2), all_threads=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if len(argv) != 4:
-        sys.exit("worker.py takes TARGET TASK MODEL_ID SOCKET; it is started by a node")
+        sys.exit("worker.py takes TARGET TASK MODEL_ID SOCKET OPTIONS; it is started by a node")
     target, task, model_id, name = argv
     Running(target, task, model_id, name, options).run()
     raise AssertionError  # `run` leaves the process

@@ -70,6 +70,8 @@ class Connection:
                 request = self.reader.filled(size)
         except ConnectionError:
             raise HungUp from None
+        except MemoryError:
+            raise BadRequest(507, "OUT_OF_MEMORY", "there is no memory for the body of this request") from None
         head = self.reader.head
         if head is not None and head.expects:
             head.expects = False
@@ -145,15 +147,16 @@ class Service:
         """The answer to a result, or to what is wrong with it."""
         try:
             if hasattr(result, "__await__"):
-                result.close()
+                if hasattr(result, "close"):
+                    result.close()
                 raise answer.NotJson("it is a coroutine; write `async def infer`")
             return self.writer.result(call, result)
-        except answer.NotJson as error:
-            return self.unwritable(call, error)
+        except Exception as error:  # noqa: BLE001  an object may do anything when it is looked at
+            return self.failed(call, error)
 
     def unwritable(self, call: Call, error: answer.NotJson) -> bytes:
         message = f"the result of model {self.model_id} cannot be sent: {error}"
-        print(f"call {call.id}: {message}", file=sys.stderr)  # noqa: T201
+        say(f"call {call.id}: {message}\n")
         return answer.error(500, "MODEL_ERROR", message, call, keep=call.keep)
 
     def failed(self, call: Call, error: BaseException) -> bytes:
@@ -219,7 +222,14 @@ def show(call: Call, error: BaseException) -> None:
     while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename.startswith(_OURS):
         trace = trace.tb_next
     lines = "".join(traceback.format_exception(type(error), error, trace))
-    print(f"call {call.id} failed:\n{lines}", end="", file=sys.stderr)  # noqa: T201
+    say(f"call {call.id} failed:\n{lines}")
+
+
+def say(text: str) -> None:
+    """Write into the worker's log, if the model has not closed it."""
+    with contextlib.suppress(Exception):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 _OURS = os.path.dirname(os.path.abspath(__file__)) + os.sep  # noqa: PTH100, PTH120

@@ -30,7 +30,13 @@ class Threads:
         connection.socket.setblocking(True)
         with self._changed:
             self._connections.add(connection)
-        threading.Thread(target=self._attend, args=(connection,), name="ostler-call", daemon=True).start()
+        try:
+            threading.Thread(target=self._attend, args=(connection,), name="ostler-call", daemon=True).start()
+        except RuntimeError as error:  # the system has no more threads
+            with self._changed:
+                self._connections.discard(connection)
+            assert self._service.door is not None
+            self._service.door.refuse(connection, answer.error(503, "BUSY", str(error), keep=False))
 
     def errand(self, work: Callable[[], None]) -> None:
         with self._changed:
