@@ -63,6 +63,7 @@ class Gateway:
         self._said: dict[str, str] = {}  # component -> why its model could not be loaded
         self._open: set[Worker] = set()  # workers in which the plane may still have calls
         self._was_up: set[Worker] = set()
+        self._wanted: set[Slot] = set()  # since they were last up
         self.facts: dict[str, Any] = {}
         """What the plane last told of its models, by "task\\nmodel"."""
 
@@ -78,8 +79,8 @@ class Gateway:
         return PoolSpec(
             name=spec.name,
             size=0,
-            argv=lambda slot: self._launch(spec, slot)[0],
-            given=lambda slot: self._launch(spec, slot)[1],
+            argv=lambda slot: self._argv(spec, slot),
+            given={"OSTLER_DATA": str(settings.data_dir)},
             cwd=spec.cwd,
             drain_signal=signal.SIGTERM,
             startup_deadline=max(o.startup for o in (spec.common, *spec.models.values())),
@@ -90,12 +91,12 @@ class Gateway:
             on_demand=True,
         )
 
-    def _launch(self, spec: ModelSpec, slot: Slot) -> tuple[list[str], dict[str, str]]:
+    def _argv(self, spec: ModelSpec, slot: Slot) -> list[str]:
         model, _ = json.loads(slot.key or "[]")
         options = spec.options(model)
         python = str(self._interpreter(options.env))
         name = f"{spec.name}.{slot.number}.{slot.generation}.sock"
-        argv, variables = launch(
+        return launch(
             python,
             self._target,
             spec.name,
@@ -105,7 +106,6 @@ class Gateway:
             socket=name,
             max_body=self._settings.max_body,
         )
-        return argv, {**variables, "OSTLER_DATA": str(self._settings.data_dir)}
 
     # ---- the plane
 
@@ -176,6 +176,7 @@ class Gateway:
         if slot.rest is Status.FAILED and slot.worker is None:
             self._say("fail", task, model, self._why_failed(slot), None)
             return
+        self._wanted.add(slot)
         self.supervisor.start_slot(slot)
 
     def _count(self, served: Mapping[str, Any]) -> None:
@@ -189,6 +190,7 @@ class Gateway:
 
     def is_up(self, worker: Worker) -> None:
         self._was_up.add(worker)
+        self._wanted.discard(worker.slot)
         self._said.pop(worker.component, None)
         self._say_up(worker)
 
@@ -249,7 +251,8 @@ class Gateway:
             self._say("fail", task, model, self._why_failed(slot), None)
         elif not served:
             self._say("fail", task, model, f"it could not be started: {reason}", max(0.1, slot.due - time.monotonic()))
-        if slot.worker is None and slot.rest is Status.CRASHED:
+            self._wanted.discard(slot)
+        if slot.worker is None and slot.rest is Status.CRASHED and slot not in self._wanted:
             self.supervisor.stop_slot(slot)  # … and start it where somebody asks for it
         if not served:
             self._say("down", *where, reason, tail)

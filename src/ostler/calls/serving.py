@@ -92,11 +92,13 @@ class Connection:
                 raise HungUp from None
 
     def hung_up(self) -> bool:
-        """Whether the caller has closed it (and not merely said that it sends no more)."""
+        """Whether the caller has closed it, or its half: who sends no more on a kept connection wants no answer any more. The plane
+        then waits for our half, and so knows when the worker is free.
+        """
         poll = select.poll()
         try:
-            poll.register(self.socket, 0)
-            return any(events & select.POLLHUP for _, events in poll.poll(0))
+            poll.register(self.socket, select.POLLRDHUP)
+            return any(events & (select.POLLHUP | select.POLLRDHUP) for _, events in poll.poll(0))
         except (OSError, ValueError):
             return False  # closed on our side
 

@@ -35,7 +35,7 @@ def prepare(
         argv=list(argv) if spec.probe is None else [_fill(a, filled) for a in argv],
         env={
             **inherited,
-            **(spec.given(slot) if callable(spec.given) else spec.given),
+            **spec.given,
             **{k: _fill(v, filled) for k, v in spec.env.items()},
             "OSTLER_COMPONENT": slot.component,
         },

@@ -120,8 +120,7 @@ class PoolSpec:
     size: int
     argv: Sequence[str] | Callable[[Slot], Sequence[str]]
     env: Mapping[str, str] = field(default_factory=dict)  # places are filled in here and in a program's argv
-    # As they are: a path may well have {n} in its name. They may depend on the slot, too.
-    given: Mapping[str, str] | Callable[[Slot], Mapping[str, str]] = field(default_factory=dict)
+    given: Mapping[str, str] = field(default_factory=dict)  # as they are: a path may well have {n} in its name
     cwd: str | None = None
     probe: Probe | None = None
     drain_signal: int = signal.SIGTERM
@@ -157,7 +156,7 @@ class Pool:
         return self.credit <= 0 and len(self.crashed) >= self.doubtful_at
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Slot:
     """`worker:{pool}:{n}`: stays, while workers come and go in it."""
 

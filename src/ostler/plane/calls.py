@@ -28,6 +28,7 @@ _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _TOLD = 0.5  # seconds between two reports to the node
+_NEWS = 2.0  # seconds in which the node says what became of a worker
 _JSON = b"application/json"
 
 
@@ -357,7 +358,11 @@ class Calls:
 
     def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
         """No byte of an answer has come: the worker died, or could not be reached."""
-        place = self._release(call, answered=False)
+        place = call.place
+        assert place is not None
+        if self.leases.lose(place):
+            self._loop.call_later(_NEWS, self._unheard, place)
+        self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
             call.tried = True
             return self._ask(call, place.line.terms)
@@ -366,6 +371,11 @@ class Calls:
         return _error(
             502, "WORKER_DIED", f"the worker of {call.key[0]} {call.key[1]!r} ended during the call ({why}){said}", call
         )
+
+    def _unheard(self, place: Place) -> None:
+        """A worker whose connections break is dead, and the node has said so by now. If not, it is of no use."""
+        if place.line.closing.get(place.replica) == place.generation:
+            self._say("kill", *place.line.key, place.replica, place.generation, "it breaks its connections")
 
     def _overdue(self, call: Call) -> None:
         """The call has not been answered in time: the client is told. A worker that has had all its time is stuck, and is killed."""

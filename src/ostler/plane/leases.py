@@ -207,6 +207,13 @@ class Leases:
         del line.places[replica]
         return not place.held
 
+    def lose(self, place: Place) -> bool:
+        """A connection to it broke: nobody gets a place in it until the node has said what became of it. Whether that is news."""
+        if place.line.places.get(place.replica) is not place:
+            return False
+        self.close(place.line.key, place.replica, place.generation)
+        return True
+
     def evict(self, key: Key, replica: int, generation: int) -> bool:
         """Close it if it is idle; whether it may go."""
         line = self.lines.get(key)
