@@ -151,10 +151,8 @@ def test_calls_fired_around_the_idle_deadline_are_each_run_once(models: Node, tm
     wrong: list[Any] = []
     head = "POST /api/v1/calls/fleeting HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 
-    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int) -> None:
-        await asyncio.sleep(
-            0.02 + rng.uniform(-0.005, 0.005)
-        )  # after the last answer of all: about when the worker leaves
+    async def one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, n: int, late: float) -> None:
+        await asyncio.sleep(late + rng.uniform(0, 0.005))
         body = json.dumps({"payload": {"marks": str(marks), "n": n}}).encode()
         writer.write(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
         told = await reader.readuntil(b"\r\n\r\n")
@@ -166,7 +164,8 @@ def test_calls_fired_around_the_idle_deadline_are_each_run_once(models: Node, tm
     async def all_of_them() -> None:
         links = [await asyncio.open_connection("127.0.0.1", port) for _ in range(clients)]
         for turn in range(rounds):
-            await asyncio.gather(*(one(*link, turn * clients + n) for n, link in enumerate(links)))
+            late = 0.02 + rng.uniform(-0.005, 0.005)  # after the last answer of all: about when the worker leaves
+            await asyncio.gather(*(one(*link, turn * clients + n, late) for n, link in enumerate(links)))
         for _, writer in links:
             writer.close()
 

@@ -115,13 +115,6 @@ def test_http_1_0_and_connection_close_are_answered_and_closed(echo: Bench) -> N
         assert client.ended()
 
 
-def test_a_client_that_says_it_sends_no_more_still_gets_its_answer(echo: Bench) -> None:
-    client = echo.client()
-    client.start("last words")
-    client.socket.shutdown(socket.SHUT_WR)
-    assert client.answer().result == "last words"
-
-
 GARBAGE = [
     (b"\x16\x03\x01\x02\x00\x01\x00", 400),
     (b"hello\r\n\r\n", 400),

@@ -14,7 +14,7 @@ from urllib.parse import parse_qs, unquote
 
 from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
-from ostler.plane.plan import Forward, Peek, Plan, Refuse
+from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
 from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
@@ -365,7 +365,7 @@ class Calls:
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
             call.tried = True
-            return self._ask(call, place.line.terms)
+            return self._ask(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""
         return _error(

@@ -25,7 +25,7 @@ class Forward:
     line end, without those that frame the body.
 
     Exactly one of the callbacks comes. `failed(request, reason, sent)`: no byte of the answer has gone to the client; what it
-    returns is done instead (None: `go` follows); without it, 502 (and for another Forward where `Request.is_repeatable` is not true). `sent` False: the upstream has not seen the request. `ended(request, how)`:
+    returns is done instead (None: 502; LATER: `go` follows); another Forward where `Request.is_repeatable` is not true answers 502, too. `sent` False: the upstream has not seen the request. `ended(request, how)`:
     `done`, `left` (the client has gone), `cut` (the answer broke off in the middle) or `refused` (the body was too large).
     """
 
@@ -71,4 +71,11 @@ class Serve:
     handler: Callable[[Request], Awaitable[Plan]]
 
 
-Plan = Forward | Peek | Reply | Refuse | Serve | None
+@dataclass(frozen=True, slots=True)
+class Later:
+    """Nothing yet: `Request.go` follows. Where None means something else."""
+
+
+LATER = Later()
+
+Plan = Forward | Peek | Reply | Refuse | Serve | Later | None

@@ -385,7 +385,7 @@ class Request:
         if isinstance(instead, Forward) and self._is_lost:
             self._end(instead, "refused")
             instead = refusal
-        self.go(instead)
+        self.go(refusal if instead is None else instead)
 
     def _break_off(self, reason: str) -> None:
         """The answer has begun and will not be whole: its client must not take it for whole."""
