@@ -177,6 +177,26 @@ def test_busy_ones_that_can_yield_are_asked_to_only_for_the_sake_of_one_who_has_
     assert [type(d) for d in decide(ROOMY, [gpu(10_000)], residents, [ask(75_000, waited=30)])] == [Wait]
 
 
+def test_workers_of_one_pool_do_not_make_each_other_leave_nor_hold_up_others() -> None:
+    residents = [held("a0", 60_000, group="a"), held("b0", 15_000, busy=True, group="b")]
+    line = [replace(ask(50_000, "a1", waited=99), group="a"), ask(5000, "c")]
+    assert [type(d) for d in decide(ROOMY, [gpu(5000)], residents, line)] == [Wait, Grant]
+
+
+def test_a_modest_one_takes_what_is_free_and_nobody_leaves_or_waits_for_it() -> None:
+    line = [replace(ask(50_000, "modest", waited=99), modest=True), ask(5000, "c")]
+    assert [type(d) for d in decide(ROOMY, [gpu(20_000)], [held("a", 60_000)], line)] == [Wait, Grant]
+    assert decide(ROOMY, [gpu(60_000)], [], line[:1]) == [Grant("modest", "GPU-0")]
+
+
+def test_who_can_use_one_device_only_gets_that_one_or_waits() -> None:
+    two = [gpu(60_000, name="GPU-a"), gpu(30_000, name="GPU-b")]
+    waiter = replace(ask(20_000), only="GPU-a")
+    assert decide(ROOMY, two, [], [waiter]) == [Grant("new", "GPU-a")]
+    assert isinstance(decide(ROOMY, two, [], [replace(waiter, need=Need(0, 70_000))])[0], Wait)
+    assert isinstance(decide(ROOMY, two, [], [replace(waiter, only="GPU-gone")])[0], Refuse)
+
+
 def test_in_exclusive_mode_one_operation_runs_at_a_time_and_cpu_workers_do_not_care() -> None:
     line = [ask(1000, "load"), Waiter("call", Need(), operation=True), Waiter("cpu", Need(100))]
     load, call, cpu = decide(ROOMY, [gpu(80_000)], [], line, exclusive=True)
@@ -203,6 +223,7 @@ class Held:
     yields: bool = False
     gone: int = 0  # steps until its memory is back, once it has gone
     reload_s: float = 1.0
+    group: str = ""
 
 
 class World:
@@ -240,7 +261,8 @@ class World:
             most = h.seen if h.gone else h.need.largest(h.seen)
             gpu_mb = most.gpu_mb if h.device else 0.0
             flags = {"busy": h.busy, "pinned": h.pinned, "leaving": h.leaving or h.gone > 0, "yields": h.yields}
-            found.append(Resident(owner, h.device, most.host_mb, gpu_mb, **flags, reload_s=h.reload_s))
+            more = {"reload_s": h.reload_s, "group": h.group}
+            found.append(Resident(owner, h.device, most.host_mb, gpu_mb, **flags, **more))
         return found
 
     def step(self, *, calm: bool = False) -> None:
@@ -255,14 +277,16 @@ class World:
                 h.gone, h.busy = 1 + r.randrange(3), False
         if calm:
             self.foreign = dict.fromkeys(self.totals, 0.0)
+            self.line = {o: replace(w, modest=False, group="") for o, w in self.line.items()}
             for h in self.held.values():
-                h.busy, h.seen = False, h.need
+                h.busy, h.seen, h.pinned = False, h.need, False
             return
         event = r.random()
         if event < 0.35 and len(self.line) < 8:
             self.number += 1
             need = Need(r.choice((0.0, 5.0, 20.0, 60.0)), r.choice((0.0, 0.0, 5.0, 15.0, 30.0, 60.0, 79.0)))
-            self.line[f"w{self.number}"] = Waiter(f"w{self.number}", need)
+            more = {"group": r.choice(("", "a", "b")), "modest": r.random() < 0.1}
+            self.line[f"w{self.number}"] = Waiter(f"w{self.number}", need, **more)
         elif event < 0.38 and self.line:
             del self.line[r.choice([*self.line])]
         elif event < 0.42:
@@ -297,7 +321,7 @@ class World:
         if isinstance(decision, Grant):
             waiter = self.line.pop(decision.owner)
             more = {"pinned": r.random() < 0.03, "yields": r.random() < 0.3, "reload_s": 1 + r.random() * 9}
-            self.held[decision.owner] = Held(waiter.need, decision.device, **more)
+            self.held[decision.owner] = Held(waiter.need, decision.device, group=waiter.group, **more)
             self.granted += 1
         elif isinstance(decision, Evict):
             for owner in decision.residents:
@@ -327,7 +351,8 @@ class World:
         evicted = [(by[o], of[d.waiter], d) for d in decisions if isinstance(d, Evict) for o in d.residents]
         assert len({r.owner for r, _, _ in evicted}) == len(evicted), "nobody is claimed twice"
         for resident, waiter, _ in evicted:
-            assert not resident.pinned and not resident.leaving
+            assert not resident.pinned and not resident.leaving and not waiter.modest
+            assert not resident.group or resident.group != waiter.group
             assert not resident.busy or (resident.yields and waiter.waited >= PATIENCE)
         self.check_order(memories, residents, waiters, final)
 
@@ -348,13 +373,14 @@ class World:
                     short_of_host = True
                 elif not need.gpu_mb:
                     assert short_of_host, "it waits although the host has room and nobody before it lacks that"
-                if waiter.waited >= PATIENCE and not d.soon and need.gpu_mb:
-                    kept |= {m.name for m in memories[1:] if self.hope(m, residents) >= need.gpu_mb}
+                if waiter.waited >= PATIENCE and not d.soon and not waiter.modest and need.gpu_mb:
+                    kept |= {m.name for m in memories[1:] if self.hope(m, residents, waiter) >= need.gpu_mb}
 
-    def hope(self, memory, residents) -> float:
-        """The room on a device when all go that may."""
+    def hope(self, memory, residents, waiter) -> float:
+        """The room on a device when all have gone that go for the waiter or by themselves."""
+        here = [r for r in residents if r.device == memory.name]
         return memory.room_mb + sum(
-            r.gpu_mb for r in residents if r.device == memory.name and (r.leaving or not r.pinned)
+            r.gpu_mb for r in here if r.leaving or not (r.pinned or (r.group and r.group == waiter.group))
         )
 
 
@@ -365,8 +391,6 @@ def test_what_must_hold_holds_in_twenty_five_thousand_random_steps(seed: int) ->
         world.step()
         world.look()
         if n % 1000 == 999:
-            for h in world.held.values():
-                h.pinned = False
             for _ in range(100):
                 world.step(calm=True)
                 world.look()

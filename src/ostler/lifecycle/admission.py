@@ -68,6 +68,7 @@ class Resident:
     yields: bool = False  # busy, but can be asked to leave when it has finished what it has
     reload_s: float = 1.0
     use: float = 1.0
+    group: str = ""
 
     @property
     def cost(self) -> float:
@@ -83,12 +84,19 @@ class Resident:
 
 @dataclass(frozen=True, slots=True)
 class Waiter:
-    """Someone in the line. `operation`: a call, which needs no memory and in exclusive mode its turn."""
+    """Someone in the line. Nobody is made to leave for one of the same `group`, such as another worker of its pool.
+
+    `operation`: a call, which needs no memory and in exclusive mode its turn. `modest`: it takes what is free, and nobody leaves or
+    is held up for it. `only`: the one device that it can use.
+    """
 
     owner: str
     need: Need
     waited: float = 0.0
+    group: str = ""
     operation: bool = False
+    modest: bool = False
+    only: str | None = None
 
     @property
     def wants_gpu(self) -> bool:
@@ -200,6 +208,7 @@ class _Line:
         self._coming = dict.fromkeys(self._room, 0.0)
         self._most = {m.name: m.total_mb - m.headroom_mb for m in memories}  # what a worker could ever have
         self._hope = dict(self._room)  # what it could have when all go that are not pinned
+        self._own: dict[tuple[str, str], float] = {}  # … and how much of that each group holds
         self._idle: dict[str, list[Resident]] = {name: [] for name in self._room}
         self._loose = dict.fromkeys(self._room, 0.0)  # what the idle ones hold
         self._yielding: dict[str, list[Resident]] = {name: [] for name in self._room}
@@ -218,6 +227,8 @@ class _Line:
             self._most[name] -= mb
             return
         self._hope[name] += mb
+        if resident.group and not resident.leaving:
+            self._own[name, resident.group] = self._own.get((name, resident.group), 0.0) + mb
         if resident.leaving:
             self._coming[name] += mb
         elif not resident.busy:
@@ -231,26 +242,27 @@ class _Line:
 
     def place(self, waiter: Waiter) -> list[Decision]:
         """What happens to the next one in the line."""
-        if why := self._never(waiter.need):
+        usable = [waiter.only] if waiter.only in self._devices else [] if waiter.only else self._devices
+        if why := self._never(waiter.need, usable):
             return [Refuse(waiter.owner, why)]
         if self._exclusive and waiter.wants_gpu and self._operating:
             return [Wait(waiter.owner, "another operation uses the GPU, and they take turns (gpu_exclusive)")]
-        device = self._best_fit(waiter.need.gpu_mb)
+        device = self._best_fit(waiter.need.gpu_mb, usable)
         if self._turn(waiter) and self._host_fits(waiter.need.host_mb) and (device or not waiter.need.gpu_mb):
             self._take(waiter.need, device)
             self._operating |= waiter.wants_gpu
             return [Grant(waiter.owner, device)]
-        aged = waiter.waited >= self._patience
-        if plan := self._plan(waiter.need, device, yielding=aged):
+        aged = waiter.waited >= self._patience and not waiter.modest
+        if not waiter.modest and (plan := self._plan(waiter, device, usable, yielding=aged)):
             return self._carry_out(waiter, plan)
         if aged:
-            self._keep(waiter.need)
-        return [Wait(waiter.owner, self._lacks(waiter))]
+            self._keep(waiter, usable)
+        return [Wait(waiter.owner, self._lacks(waiter, usable))]
 
-    def _never(self, need: Need) -> str | None:
-        if need.gpu_mb > 0 and not self._devices:
-            return f"it needs {need}, and there is no GPU"
-        if need.gpu_mb > 0 and need.gpu_mb > (most := max(self._most[d] for d in self._devices)):
+    def _never(self, need: Need, usable: Sequence[str]) -> str | None:
+        if need.gpu_mb > 0 and not usable:
+            return f"it needs {need}, and there is no GPU for it"
+        if need.gpu_mb > 0 and need.gpu_mb > (most := max(self._most[d] for d in usable)):
             return f"it needs {need}, and no GPU can ever give it more than {max(0.0, most):,.0f} MB"
         if need.host_mb > 0 and need.host_mb > self._most[HOST]:
             return f"it needs {need}, and the host can never give it more than {max(0.0, self._most[HOST]):,.0f} MB"
@@ -262,8 +274,8 @@ class _Line:
     def _host_fits(self, mb: float) -> bool:
         return not mb or (HOST not in self._kept and mb <= self._room[HOST])
 
-    def _best_fit(self, mb: float) -> str | None:
-        fitting = [d for d in self._devices if d not in self._kept and 0 < mb <= self._room[d]] if self._devices else []
+    def _best_fit(self, mb: float, usable: Sequence[str]) -> str | None:
+        fitting = [d for d in usable if d not in self._kept and 0 < mb <= self._room[d]]
         return min(fitting, key=lambda d: (self._room[d], d), default=None)
 
     def _take(self, need: Need, device: str | None) -> None:
@@ -273,12 +285,13 @@ class _Line:
 
     # ---- one that does not fit
 
-    def _plan(self, need: Need, fits: str | None, *, yielding: bool) -> _Plan | None:
+    def _plan(self, waiter: Waiter, fits: str | None, usable: Sequence[str], *, yielding: bool) -> _Plan | None:
         """The cheapest way to make room; None when there is none now. It evicts nobody in vain."""
+        need, group = waiter.need, waiter.group
         if not need.gpu_mb or fits:
             plan: _Plan | None = _Plan(fits)
         else:
-            plans = [self._clear(d, need.gpu_mb, yielding) for d in self._devices if d not in self._kept]
+            plans = [self._clear(d, need.gpu_mb, group, yielding) for d in usable if d not in self._kept]
             plan = min((p for p in plans if p), key=lambda p: (p.price, p.device), default=None)
         if plan is None or not need.host_mb:
             return plan
@@ -287,19 +300,19 @@ class _Line:
         short = need.host_mb - self._room[HOST] - self._coming[HOST] - sum(r.frees(HOST) for r in plan.victims)
         if short <= 0:
             return plan
-        more = self._cheapest(HOST, short, yielding, besides=plan.victims)
+        more = self._cheapest(HOST, short, group, yielding, besides=plan.victims)
         if more is None:
             return None
         plan.victims += more
         return plan
 
-    def _clear(self, device: str, mb: float, yielding: bool) -> _Plan | None:
+    def _clear(self, device: str, mb: float, group: str, yielding: bool) -> _Plan | None:
         short = mb - self._room[device] - self._coming[device]
-        victims = [] if short <= 0 else self._cheapest(device, short, yielding)
+        victims = [] if short <= 0 else self._cheapest(device, short, group, yielding)
         return None if victims is None else _Plan(device, victims)
 
     def _cheapest(
-        self, name: str, short: float, yielding: bool, besides: Sequence[Resident] = ()
+        self, name: str, short: float, group: str, yielding: bool, besides: Sequence[Resident] = ()
     ) -> list[Resident] | None:
         """Residents that free so much there: the cheapest first, and none that is not needed. None when they are too few."""
         if short > self._loose[name] + (self._patient[name] if yielding else 0.0):
@@ -310,7 +323,7 @@ class _Line:
         for resident in [*self._idle[name], *(self._yielding[name] if yielding else ())]:
             if got >= short:
                 break
-            if resident.owner not in passed:
+            if resident.owner not in passed and not (group and resident.group == group):
                 chosen.append(resident)
                 got += resident.frees(name)
         if got < short:
@@ -341,19 +354,21 @@ class _Line:
         wait = Wait(waiter.owner, f"it needs {need}, and {then}", soon=True)
         return [Evict(owners, waiter.owner, short_of), wait] if owners else [wait]
 
-    def _keep(self, need: Need) -> None:
+    def _keep(self, waiter: Waiter, usable: Sequence[str]) -> None:
         """Nobody overtakes any more, where that can help: memory that other programs hold does not come back by that."""
+        need = waiter.need
+        hope = {name: self._hope[name] - self._own.get((name, waiter.group), 0.0) for name in (HOST, *usable)}
         if need.gpu_mb:
-            self._kept |= {d for d in self._devices if self._hope[d] >= need.gpu_mb}
-        if self._room[HOST] < need.host_mb <= self._hope[HOST]:
+            self._kept |= {d for d in usable if hope[d] >= need.gpu_mb}
+        if self._room[HOST] < need.host_mb <= hope[HOST]:
             self._kept.add(HOST)
 
-    def _lacks(self, waiter: Waiter) -> str:
+    def _lacks(self, waiter: Waiter, usable: Sequence[str]) -> str:
         if waiter.operation:
             return "others before it wait for the GPU"
         free = []
         if waiter.need.gpu_mb:
-            free.append(f"{max(0.0, *(self._free[d] for d in self._devices)):,.0f} MB of a GPU")
+            free.append(f"{max(0.0, *(self._free[d] for d in usable)):,.0f} MB of a GPU")
         if waiter.need.host_mb:
             free.append(f"{max(0.0, self._free[HOST]):,.0f} MB of the host")
-        return f"it needs {waiter.need}; {' and '.join(free)} can be had now, and no more workers are idle"
+        return f"it needs {waiter.need}; {' and '.join(free)} can be had now, and nobody idle can make room for it"
