@@ -38,6 +38,9 @@ class Need:
         return " and ".join(parts) or "no memory"
 
 
+NONE = Need()
+
+
 @dataclass(frozen=True, slots=True)
 class Memory:
     """One memory as it is now: the host's, or a device's. `reserved_mb` is granted and not yet seen in `free_mb`."""
