@@ -207,7 +207,6 @@ class _Line:
         self._patience, self._exclusive, self._operating = patience, exclusive, operating
         self._devices = [d.name for d in devices]
         self._room = {m.name: m.room_mb for m in memories}
-        self._free = dict(self._room)
         self._coming = dict.fromkeys(self._room, 0.0)
         self._most = {m.name: m.total_mb - m.headroom_mb for m in memories}  # what a worker could ever have
         self._hope = dict(self._room)  # what it could have when all go that are not pinned
@@ -371,7 +370,7 @@ class _Line:
             return "others before it wait for the GPU"
         free = []
         if waiter.need.gpu_mb:
-            free.append(f"{max(0.0, *(self._free[d] for d in usable)):,.0f} MB of a GPU")
+            free.append(f"{max(0.0, *(self._room[d] for d in usable)):,.0f} MB of a GPU")
         if waiter.need.host_mb:
-            free.append(f"{max(0.0, self._free[HOST]):,.0f} MB of the host")
+            free.append(f"{max(0.0, self._room[HOST]):,.0f} MB of the host")
         return f"it needs {waiter.need}; {' and '.join(free)} can be had now, and nobody idle can make room for it"
