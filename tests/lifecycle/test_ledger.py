@@ -76,7 +76,7 @@ class Holder:
         )
 
     async def until(self, word: str) -> Holder:
-        await until(lambda: any(word in text for text in self.told), f"{self.owner}: {word}; it was told {self.told}")
+        await until(lambda: any(word in text for text in self.told), f"{self.owner} to be told: {word}")
         return self
 
     def loads(self, mb: float, pid: int | None = None) -> Holder:
@@ -222,6 +222,8 @@ def test_gpus_that_cannot_be_read_are_not_given_away() -> None:
     async def scene(stage: Stage) -> None:
         await stage.ask("a", gpu=100).until("granted")
         stage.box.broken = "the driver is gone"
+        stage.ledger.look()
+        await until(lambda: stage.ledger.snapshot()["unreadable"], "it to be noticed")
         b = await stage.ask("b", gpu=100).until("waits: the GPUs cannot be read: the driver is gone")
         stage.box.broken = None
         await b.until("granted")

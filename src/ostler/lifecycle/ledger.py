@@ -44,6 +44,7 @@ log = logging.getLogger("ostler.lifecycle")
 _BACK = 5.0  # seconds that the memory of a worker that has gone gets to show as free
 _QUICK, _WAITING, _HOLDING, _NOTHING = 0.1, 1.0, 5.0, 60.0  # seconds between looks
 _SOME = Need(gpu_mb=1.0)
+_FRESH = 0.2  # how much older than a waiter a reading may be that it is decided by
 _OLD = 3.0  # a reading of the GPUs that is older is no ground for a decision
 
 
@@ -334,10 +335,10 @@ class Ledger:
 
     def _waiters(self, now: float) -> list[Waiter]:
         found = []
-        readable = self._gpus is not None and self._unreadable is None and now - self._gpus.at < _OLD
+        read_at = self._gpus.at if self._gpus and not self._unreadable and now - self._gpus.at < _OLD else None
         for ticket in self._line:
             need = self._asks(ticket)
-            if need is None or (need.gpu_mb and not readable):
+            if need is None or (need.gpu_mb and (read_at is None or read_at < ticket.since - _FRESH)):
                 if self._unreadable is not None:
                     self._tell_waiting(ticket, f"the GPUs cannot be read: {self._unreadable}")
                 continue
