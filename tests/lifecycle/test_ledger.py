@@ -288,6 +288,22 @@ def test_the_peak_of_a_run_is_what_the_next_one_reserves_also_after_a_restart_of
         assert (row["model"], row["device"], row["gpu_mb"], row["runs"]) == ("org/minilm", "Fake", 620, 2)
 
 
+def test_a_worker_that_uses_a_gpu_and_declares_nothing_is_found_out(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        other = (await stage.ask("other", gpu=100).until("granted")).loads(100, 42)  # so that the GPUs are looked at
+        a = await stage.ask("a", host=10, kind=KIND).until("granted")
+        assert a.ticket.device is None
+        stage.box.used["GPU-0"][41] = 300
+        a.loads(300, 41)
+        await until(lambda: a.ticket.peak.gpu_mb == 300, "it to be seen")
+        a.dies()
+        b = await stage.ask("a", host=10, kind=KIND).until("granted")
+        assert (b.ticket.need.gpu_mb, b.ticket.device) == (300, "GPU-0")
+        other.dies()
+
+    play(scene)
+
+
 def test_after_running_out_of_memory_more_is_reserved_but_never_more_than_there_is() -> None:
     async def scene(stage: Stage) -> None:
         for reserved in (600, 750, 937.5, 1000):

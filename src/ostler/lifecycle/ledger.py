@@ -280,8 +280,12 @@ class Ledger:
         self._decide()
 
     def _on_device(self, ticket: Ticket, found: GpuReadings) -> float:
-        if ticket.status == "parked" or ticket.device is None:
+        if ticket.status == "parked":
             return 0.0
+        if (
+            ticket.device is None
+        ):  # nothing was reserved there; if it uses one all the same, the next of its kind reserves that
+            return sum((told or {}).get(ticket.session or -1, 0.0) for told in found.sessions.values())
         by_session = found.sessions.get(ticket.device) or {}
         return by_session.get(ticket.session or -1, 0.0) or ticket.reported.gpu_mb
 

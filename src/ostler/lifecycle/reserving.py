@@ -104,8 +104,9 @@ class Reserving:
         slot.ticket, slot.ask_again = None, time.monotonic() + _REFUSED
         if slot.rest is Status.CRASHED:
             self._supervisor.give_up_waiting(slot, "cannot have its memory")
-        log.error("%s cannot be started: %s", slot.component, why)
-        self._tell(slot, f"cannot be started: {why}")
+        if slot.waiting != (text := f"cannot be started: {why}"):
+            log.error("%s %s", slot.component, text)
+        self._tell(slot, text)
         need.refused(slot, why)
 
     def withdraw(self, slot: Slot) -> None:
