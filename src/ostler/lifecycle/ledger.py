@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from ostler.lifecycle import holdings
 from ostler.lifecycle.admission import (
     HOST,
     NONE,
@@ -360,38 +361,11 @@ class Ledger:
         return found
 
     def _memories(self, host: HostReading) -> list[Memory]:
-        tickets = self._held.values()
-        reserved = sum(max(0.0, t.need.host_mb - t.seen.host_mb) for t in tickets)
-        device, free = host.reading.device, host.reading.free_mb
-        found = [Memory(HOST, device.total_mb, free, reserved, self._headroom.host_mb)]
-        for uuid, reading in (self._gpus.readings if self._gpus else {}).items():
-            own = [t for t in tickets if t.device == uuid and t.status != "parked"]
-            reserved = sum(max(0.0, t.need.gpu_mb - t.seen.gpu_mb) for t in own)
-            found.append(Memory(uuid, reading.device.total_mb, reading.free_mb, reserved, self._headroom.gpu_mb))
-        return found
+        return holdings.memories(host, self._gpus, self._held.values(), self._headroom)
 
     def _residents(self) -> list[Resident]:
         found = [Resident(f"{left.owner} (left)", left.device, gpu_mb=left.mb, leaving=True) for left in self._left]
-        for ticket in self._held.values():
-            standing = self._standing(ticket)
-            most = ticket.need.largest(ticket.seen)
-            found.append(
-                Resident(
-                    ticket.key,
-                    ticket.device,
-                    most.host_mb,
-                    most.gpu_mb if ticket.device else 0.0,
-                    busy=standing.busy,
-                    pinned=standing.pinned,
-                    parked=ticket.status == "parked",
-                    leaving=ticket.claimed,
-                    yields=standing.yields,
-                    reload_s=standing.reload_s,
-                    use=standing.use,
-                    group=ticket.demand.group,
-                )
-            )
-        return found
+        return found + [holdings.resident(ticket, self._standing(ticket)) for ticket in self._held.values()]
 
     def _standing(self, ticket: Ticket) -> Standing:
         if ticket.status == "granted" or ticket.waking:
@@ -447,7 +421,7 @@ class Ledger:
     def snapshot(self) -> dict[str, Any]:
         """All memories with who holds how much of them, and who waits, for health, metrics and dashboard. From memory."""
         memories = self._memories(self._host) if self._host else []
-        shown = [self._shown(memory) for memory in memories]
+        shown = [holdings.shown(memory, self._gpus, self._held.values()) for memory in memories]
         now = time.monotonic()
         return {
             "host": shown[0] if shown else None,
@@ -467,34 +441,6 @@ class Ledger:
                 if not ticket.operation and (need := self._asks(ticket) or ticket.demand.declared)
             ],
         }
-
-    def _shown(self, memory: Memory) -> dict[str, Any]:
-        reading = self._gpus.readings.get(memory.name) if self._gpus else None
-        device: dict[str, Any] = {"uuid": memory.name, "index": None, "name": HOST}
-        if reading:
-            device |= {"index": reading.device.index, "name": reading.device.name}
-        return device | {
-            "total_mb": round(memory.total_mb),
-            "free_mb": round(memory.free_mb),
-            "reserved_mb": round(memory.reserved_mb),
-            "headroom_mb": round(memory.headroom_mb),
-            "room_mb": round(max(0.0, memory.room_mb)),
-            "owners": [
-                {"owner": t.owner, "mb": round(used), "need_mb": round(need), "status": t.status}
-                for t in self._held.values()
-                for used, need in [_share(t, memory.name)]
-                if used or need
-            ],
-        }
-
-
-def _share(ticket: Ticket, name: str) -> tuple[float, float]:
-    """(MB seen, MB reserved) of a ticket in that memory."""
-    if name == HOST:
-        return ticket.seen.host_mb, ticket.need.host_mb
-    if ticket.device != name or ticket.status == "parked":
-        return 0.0, 0.0
-    return ticket.seen.gpu_mb, ticket.need.gpu_mb
 
 
 def _call(owner: str, told: Callable[..., None], *values: object) -> None:
