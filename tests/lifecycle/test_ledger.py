@@ -311,6 +311,11 @@ def test_after_running_out_of_memory_more_is_reserved_but_never_more_than_there_
             assert a.ticket.need.gpu_mb == pytest.approx(reserved)
             a.ticket.ran_out("GPU-0")
             a.ticket.release()
+        for reserved in (1000, 900, 825):  # each run that ends well brings it nearer to what is declared
+            a = await stage.ask("a", gpu=600, kind=KIND, declared_only=True).until("granted")
+            assert a.ticket.need.gpu_mb == pytest.approx(reserved)
+            a.ticket.settled()
+            a.ticket.release()
 
     play(scene)
 

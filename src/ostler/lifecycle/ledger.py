@@ -185,8 +185,8 @@ class Ledger:
         if self._held.get(ticket.key) is ticket:
             del self._held[ticket.key]
             self._gives_back(ticket)
-            if ticket.status != "granted" and not ticket.ran_short and not ticket.demand.declared_only:
-                self._peaks.record(ticket.demand.kind, self._device_name(ticket), ticket.peak, ticket.load_ms)
+            if ticket.status != "granted" and not ticket.ran_short:
+                self._learn(ticket)
         ticket.status = "gone"
         if ticket.operation:
             if ticket in self._operations:
@@ -194,6 +194,14 @@ class Ledger:
             self._decide_soon()
         else:
             self.look()
+
+    def _learn(self, ticket: Ticket) -> None:
+        """A run has ended well. Where what is declared counts, what was raised comes down to that again, step by step."""
+        demand, device = ticket.demand, self._device_name(ticket)
+        if not demand.declared_only:
+            self._peaks.record(demand.kind, device, ticket.peak, ticket.load_ms)
+        elif self._peaks.known(demand.kind, [device]):
+            self._peaks.record(demand.kind, device, demand.declared)
 
     def park(self, ticket: Ticket) -> None:
         """See Ticket.parked."""
