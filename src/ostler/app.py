@@ -179,6 +179,8 @@ class Ostler:
         cron: str | None = None,
         zone: str = "UTC",
         env: str | None = None,
+        gpu_mb: float = 0,
+        memory_mb: float = 0,
     ) -> _Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
@@ -186,11 +188,13 @@ class Ostler:
         higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
         same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
         once over all nodes, `per` value of that parameter. `cron` fires it, in time zone `zone`. `env` names the environment
-        (`app.env`) that the queue's workers run in; all jobs of a queue have the same.
+        (`app.env`) that the queue's workers run in; all jobs of a queue have the same. `gpu_mb` and `memory_mb` are the GPU and
+        host memory (MB) that the job needs: a worker of its queue is started when so much is reserved for it. It is no limit.
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
         policy = {"backoff": backoff, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
+        policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}
         core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
         return _Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env})
 
@@ -501,6 +505,10 @@ def _checked(task: str, policy: dict[str, Any], parameters: signature.Parameters
                 f"job {task!r}: {name!r} is not one of its parameters ({', '.join(sorted(names)) or 'none'})"
             )
     seconds = policy["unique_for"]
+    for name in ("gpu_mb", "memory_mb"):
+        mb = policy[name]
+        if isinstance(mb, bool) or not isinstance(mb, int | float) or not 0 <= mb < 1e9:
+            raise ConfigError(f"job {task!r}: {name} must be a number of megabytes from 0, found {mb!r}")
     if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
         raise ConfigError(f"job {task!r}: at_once must be a whole number from 1, found {at_once!r}")
     if per is not None and at_once is None:
@@ -515,7 +523,7 @@ def _checked(task: str, policy: dict[str, Any], parameters: signature.Parameters
         raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
     found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}
     found["backoff"] = None if backoff is None else {"base": backoff[0], "max": backoff[1]}
-    return {k: v for k, v in found.items() if v not in (None, False)}
+    return {k: v for k, v in found.items() if v not in (None, False, 0)}
 
 
 def load(target: str) -> Ostler:

@@ -20,8 +20,8 @@ _ENV_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.IGNORECASE)
 _VERSION = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 
 
-# Variables that Ostler itself gives to workers, and the one that names the settings file.
-_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label", "env"})
+# Variables that Ostler itself gives to workers, the one that names the settings file, and GPUs for tests.
+_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label", "env", "fake_gpus"})
 
 
 _APPS = ("clips_", "fd_")  # variables of the apps that come with Ostler, and of descriptors that workers inherit
@@ -127,6 +127,17 @@ class Settings:
     recycle_age: float = _setting(0.0, "recycle each worker after so many seconds; 0: never")
     recycle_rss_mb: float = _setting(0.0, "recycle each worker above so many MB of memory; 0: never")
     recycle_warm: bool = _setting(False, "start the replacement before the recycled worker leaves")
+
+    memory_headroom_mb: float = _setting(
+        512.0, "host memory that is never given to workers with a memory need; it stays for the node and others"
+    )
+    gpu_headroom_mb: float = _setting(512.0, "memory of each GPU that is never given to workers")
+    memory_patience: float = _setting(
+        30.0, "a worker that has waited for memory this long is no longer overtaken, and job workers yield to it"
+    )
+    gpu_exclusive: bool = _setting(
+        False, "of all workers that use a GPU, one loads or answers a call at a time, whatever fits"
+    )
 
     poll_interval: float = _setting(1.0, "fallback look into the store, for a ring of the doorbell that was lost")
     cancel_grace: float = _setting(10.0, "what a running job gets to react to a cancel, before SIGTERM")

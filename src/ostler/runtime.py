@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -31,9 +32,12 @@ from ostler.jobs.intake import Intake
 from ostler.jobs.poll import Poll
 from ostler.jobs.upkeep import Upkeep
 from ostler.lifecycle import family, predecessor, probe
+from ostler.lifecycle.admission import NONE, Need
 from ostler.lifecycle.control import Control
+from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Leave, Membership, Neighbours
 from ostler.lifecycle.recycle import RecycleLimits
+from ostler.lifecycle.reserving import Declared
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
 from ostler.live import log as node_log
@@ -232,7 +236,13 @@ class Node:
         tasks = frozenset(self.app.tasks)
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
         self._gateway = self._calls() if self.has_plane else None
-        supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member)
+        ledger = Ledger(
+            headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
+            exclusive=settings.gpu_exclusive,
+            patience=settings.memory_patience,
+            lane=lanes.records,
+        )
+        supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member, ledger)
         dispatcher.supervisor = supervisor
         if self._gateway is not None:
             self._gateway.supervisor = supervisor
@@ -286,7 +296,21 @@ class Node:
         bell = listener(settings.store, folder, rung)
         order: list[Part]
         leave = Leave(member, lanes.records)  # after the dispatcher's last turn: who has stopped writes nothing
-        order = [lanes, incidents, leave, dispatcher, supervisor, neighbours, poll, bell, upkeep, web, watch, tails]
+        order = [
+            lanes,
+            incidents,
+            leave,
+            dispatcher,
+            ledger,
+            supervisor,
+            neighbours,
+            poll,
+            bell,
+            upkeep,
+            web,
+            watch,
+            tails,
+        ]
         return _Parts(supervisor, order)
 
     def _lanes(self, bus: Bus) -> _Lanes:
@@ -409,7 +433,15 @@ class Node:
             term_grace=self.settings.term_grace,
             recycle=RecycleLimits(pool.recycle_count, pool.recycle_age, pool.recycle_rss_mb, pool.recycle_warm),
             tenant=tenant,
+            need=self._need(name),
         )
+
+    def _need(self, queue: str) -> Declared | None:
+        """The largest need of the queue's tasks, where one of them declares any."""
+        policies = [task.row["policy"] for task in self.app.tasks.values() if task.queue == queue]
+        needs = [Need(policy.get("memory_mb", 0.0), policy.get("gpu_mb", 0.0)) for policy in policies]
+        largest = functools.reduce(Need.largest, needs, NONE)
+        return None if largest == NONE else Declared(queue, largest)
 
 
 def serve(settings: Settings, app: Ostler, target: str) -> None:

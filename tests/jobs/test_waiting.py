@@ -28,6 +28,12 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         ({"workers": {"failed": 2}}, "failed", "ostler restart q"),
         ({"workers": {"failed": 1, "crashed": 1}}, "starting", "being started"),
         ({"workers": {"stopped": 2}}, "stopped", "ostler resume q"),
+        (
+            {"workers": {"stopped": 1, "failed": 1}, "memory": "waits for memory: it needs 7 MB"},
+            "memory",
+            "no worker of pool q runs; the next one waits for memory: it needs 7 MB",
+        ),
+        ({"memory": "waits for memory"}, "next", "it is next"),
         ({"held": "too much"}, "backpressure", "queue q is held: too much"),
         ({"key": "user:7", "key_running": 2, "key_most": 2}, "limit", "2 of at most 2 jobs with limit key 'user:7'"),
         ({"running": 3, "at_once": 3}, "limit", "3 of at most 3 jobs of queue q"),
@@ -50,6 +56,16 @@ def test_the_jobs_before_it_are_counted_in_the_order_in_which_they_run(store: St
     store.jobs.enqueue([NewJob("t", "other", "{}", priority=9)] * 5, now_ms())
     assert [store.jobs.standing(j, 1000)["ahead"] for j in (*first, urgent)] == [1, 2, 3, 0]
     assert store.jobs.standing(first[2], 1)["ahead"] == 2  # counted no further than asked
+
+
+def test_a_queue_is_needed_when_one_of_its_jobs_could_be_claimed_also_one_whose_time_has_come(store: Store) -> None:
+    now = now_ms()
+    store.jobs.enqueue([NewJob("t", "ready", "{}")], now)
+    store.jobs.enqueue(
+        [NewJob("t", "due", "{}", run_at=now + 1000), NewJob("t", "later", "{}", run_at=now + 9000)], now
+    )
+    assert store.jobs.needed(["ready", "due", "later", "none"], now) == ["ready"]
+    assert sorted(store.jobs.needed(["ready", "due", "later", "none"], now + 2000)) == ["due", "ready"]
 
 
 def test_what_has_ended_or_runs_waits_for_nothing(store: Store) -> None:

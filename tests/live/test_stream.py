@@ -23,7 +23,7 @@ QUEUE = {
 }  # fmt: skip
 WORKER = {
     "name", "component", "node", "node_id", "pool", "queue_type", "id", "status", "pid", "generation", "item", "current_job", "task", "paused", "rss_mb",
-    "started_at", "restart_count", "restart_at", "last_exit",
+    "started_at", "restart_count", "restart_at", "waiting_for", "last_exit",
 }  # fmt: skip
 JOB = {*views.JOB}
 INCIDENT = {"node", "id", "level", "subject", "text", "at", "count", "job", "detail"}

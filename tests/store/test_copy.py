@@ -14,6 +14,7 @@ import pytest
 
 from ostler.errors import ConfigError, Conflict
 from ostler.store import Store
+from ostler.store.footprints import Kind
 from ostler.store.copy import LEFT, TABLES, Copy, Source, Target
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import NewJob
@@ -73,6 +74,7 @@ def grown(make_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     ids["big"] = growing.carry.enqueue_many({"text": BIG, "more": n} for n in range(400))
     node.kill()
     with Store.open("", node.folder) as store:
+        store.footprints.put(Kind("embedding", "org/minilm:v2"), "cpu", 812.5, 0, 900, 1)
         with store.db.transaction():
             assert store.jobs.retention._delete([ids["gone"]]) == [ids["gone"]]
     growing.app.producer.close()

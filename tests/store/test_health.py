@@ -134,3 +134,20 @@ def test_flags_default_to_enabled(store: Store) -> None:
     store.meta.set("pool_paused:tag", "true")
     store.meta.set("pool_paused:x", "false")
     assert store.meta.pauses() == (False, frozenset({"tag"}))
+
+
+def test_what_a_stopped_worker_waits_for_is_kept_beside_its_last_end(store: Store) -> None:
+    store.health.register("n", "worker:q:0", "q", 1)
+    assert store.health.mark_starting("n", "worker:q:0", 1, 7, 7, 2)
+    ended = ExitRow(
+        component="worker:q:0", generation=1, at=3, reason="signal", kind="asked", code=-9, signal="SIGKILL"
+    )
+    store.health.mark_stopped("n", ended, -9)
+    assert store.health.mark_waiting("n", "worker:q:0", 1, "waits for memory: it needs 7 MB")
+    metadata = store.health.get_component("n", "worker:q:0")["metadata"]
+    assert (metadata["waiting_for"], metadata["signal"]) == ("waits for memory: it needs 7 MB", "SIGKILL")
+    assert not store.health.mark_waiting("n", "worker:q:0", 0, "a ghost's")
+    store.health.mark_waiting("n", "worker:q:0", 1, None)
+    assert store.health.get_component("n", "worker:q:0")["metadata"]["waiting_for"] is None
+    assert store.health.mark_starting("n", "worker:q:0", 2, 8, 8, 4)
+    assert store.health.get_component("n", "worker:q:0")["metadata"] is None

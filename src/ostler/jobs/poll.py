@@ -44,6 +44,7 @@ class _Seen(NamedTuple):
     depths: dict[str, dict[str, int]]
     served: frozenset[str]
     unserved: list[dict[str, Any]]
+    needed: list[str]
 
 
 class Poll:
@@ -134,6 +135,7 @@ class Poll:
     async def look(self) -> None:
         """Read what other processes may have changed, and act on it."""
         queues = self._dispatcher.idle_queues()
+        drowsy = {pool.spec.name: pool for pool in self._supervisor.reserving.drowsy() if pool.spec.name not in queues}
         lease_ms, wanted = int(self._settings.node_lease * 1000), self._read_wanted()
 
         def read(store: Store) -> _Seen:
@@ -144,6 +146,7 @@ class Poll:
                 store.jobs.depths(),
                 store.health.served(store.now() - lease_ms),
                 store.nodes.unserved(),
+                store.jobs.needed([*drowsy], now_ms()) if drowsy else [],
             )
 
         mark, pressure = self._supervisor.pauses.mark(), self._dispatcher.pressure
@@ -158,6 +161,9 @@ class Poll:
         waiting = {queue: n.get("queued", 0) for queue, n in seen.depths.items()}
         pressure.press(waiting, time.monotonic())
         changed = self._heed(mark, seen.wanted)
+        for queue in seen.needed:
+            if not self._supervisor.pauses.holds(queue) and not pressure.holds(queue, time.monotonic()):
+                self._supervisor.reserving.rouse(drowsy[queue], max(1, waiting.get(queue, 0)))
         served = seen.served | {name for name, pool in self._supervisor.pools.items() if pool.slots}
         self.stranded = [
             stranded(queue, total)

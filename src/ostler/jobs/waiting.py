@@ -35,6 +35,7 @@ class Facts:
     key_most: int = 0
     next_token: int | None = None  # when the queue's rate allows the next job
     ahead: int = 0
+    memory: str | None = None  # what a stopped worker waits for, or why it can have no memory
 
 
 def reason(f: Facts) -> dict[str, Any]:
@@ -58,6 +59,8 @@ def reason(f: Facts) -> dict[str, Any]:
         return _in_line(f, able)
     if f.workers.get("starting") or f.workers.get("crashed"):
         return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
+    if f.memory:
+        return _because("memory", f"no worker of pool {f.queue} runs; the next one {f.memory}")
     if f.workers.get("failed"):
         return _because(
             "failed", f"the workers of pool {f.queue} are failed; see their logs, then: ostler restart {f.queue}"
@@ -110,9 +113,12 @@ def explain(
     enabled, paused = store.meta.pauses()
     alive = set() if nobody else {n["id"] for n in store.nodes.alive()}
     workers: dict[str, int] = {}
+    memory: str | None = None
     for worker in store.health.get_all_workers():
         if worker["pool"] == queue and worker["node"] in alive:
             workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+            if worker["status"] == "stopped":
+                memory = memory or (worker["metadata"] or {}).get("waiting_for")
     limit = (limits or {}).get(queue, QueueLimit())
     return reason(
         Facts(
@@ -132,5 +138,6 @@ def explain(
             key_most=found["limit_max"] or 0,
             next_token=next_token(store.db, queue, limit, now) if limit.rate else None,
             ahead=found["ahead"],
+            memory=memory,
         )
     )

@@ -51,7 +51,7 @@ class Control:
         """Reset, then start; a running worker finishes what it has first."""
         slot = self.slot(component)
         self._supervisor.forget(slot)
-        slot.wanted = True
+        slot.wanted, slot.resting, slot.ask_again = True, False, 0.0
         if slot.worker is not None:
             self._supervisor.leave(slot.worker)
         self._supervisor.wake()
@@ -88,6 +88,7 @@ class Control:
         for slot in self._supervisor.slots.values():
             if pool in (None, slot.pool.spec.name):
                 slot.wanted |= slot.key is None  # what was opened on demand is its tenant's to start
+                slot.resting, slot.ask_again = False, 0.0
         self._supervisor.wake()
 
     def ask(self, component: str, verb: str) -> Status:

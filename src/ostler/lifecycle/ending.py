@@ -51,6 +51,7 @@ class Endings:
         kills, before = oom_kills(), self._oom_kills
         self._oom_kills = kills
         end = ends.judge(worker, ended, slot.history, now_ms(), self._limits, memory_ran_out=kills > before)
+        self._supervisor.reserving.ended(worker, end.reason)
         left = self._left(slot, worker, end)
         beside = worker is slot.heir or worker in slot.leaving  # says nothing about the slot, also not later
         counted = not beside and (self._counts(slot, left) if end.kind == "crash" else True)
@@ -98,6 +99,8 @@ class Endings:
         slot.rest = move(slot.component, worker.status, Status.STOPPED)
         self._tell(slot, worker.generation, worker.status, reason=row.reason)
         self._supervisor.records.stopped(row, code)
+        if slot.waiting:
+            self._supervisor.records.waits(slot)
         if not slot.wanted:
             self._recycling.over(slot)
 

@@ -56,8 +56,10 @@ def words(reason: str, code: int | None, signal: str | None, *, long: bool = Fal
 
 def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     """A worker's health row as the API and the CLI show it."""
-    signal = (row["metadata"] or {}).get("signal")
-    text = words(row["exit_reason"], row["exit_code"], signal) if row["exit_reason"] else None
+    known = row["metadata"] or {}
+    text = words(row["exit_reason"], row["exit_code"], known.get("signal")) if row["exit_reason"] else None
+    if row["status"] == Status.STOPPED and known.get("waiting_for"):
+        text = known["waiting_for"]
     return {key: text if key == "exit_text" else row[key] for key in WORKER}
 
 

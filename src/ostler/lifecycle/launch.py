@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ostler.lifecycle import family
+from ostler.lifecycle.devices import VISIBLE
 from ostler.lifecycle.logs import worker_log
 from ostler.lifecycle.process import Launch
 from ostler.lifecycle.worker import PoolSpec, Slot
@@ -28,13 +29,17 @@ def prepare(
     token: str,
     data: Path,
     beat: float,
+    device: str | None = None,
 ) -> Launch:
-    """The launch of one generation. The node's token is not for jobs: they need only the store."""
+    """The launch of one generation. The node's token is not for jobs: they need only the store. `device`: the GPU on which memory
+    is reserved for it, the only one that CUDA shows it.
+    """
     inherited = {k: v for k, v in os.environ.items() if k not in (family.NODE, "OSTLER_TOKEN")}
     return Launch(
         argv=list(argv) if spec.probe is None else [_fill(a, filled) for a in argv],
         env={
             **inherited,
+            **({VISIBLE: device} if device else {}),
             **spec.given,
             **{k: _fill(v, filled) for k, v in spec.env.items()},
             "OSTLER_COMPONENT": slot.component,

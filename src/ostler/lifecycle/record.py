@@ -99,6 +99,11 @@ class Records:
     def stopped(self, row: ExitRow, code: int | None) -> None:
         self._post(lambda store: store.health.mark_stopped(self._node, row, code))
 
+    def waits(self, slot: Slot) -> None:
+        """A stopped slot waits for memory, or does so no more."""
+        component, generation, why = slot.component, slot.recorded, slot.waiting
+        self._post(lambda store: store.health.mark_waiting(self._node, component, generation, why))
+
     def stopped_waiting(self, slot: Slot) -> None:
         """A crashed slot will not be started again."""
         self._mark(slot.component, slot.recorded, Status.STOPPED)

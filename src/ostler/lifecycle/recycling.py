@@ -46,7 +46,7 @@ class Recycling:
             return
         log.info("%s is recycled: it %s", slot.component, why)
         pool.recycling = slot
-        if limits.warm:
+        if limits.warm and pool.spec.need is None:  # there may be no memory for two
             self._spawn(slot, heir=True)
         else:
             self._supervisor.leave(worker)

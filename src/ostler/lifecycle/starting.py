@@ -57,6 +57,7 @@ class Starts:
                     self._supervisor.token,
                     self._supervisor.settings.data_dir,
                     beat,
+                    slot.ticket.device if slot.ticket else None,
                 ),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
@@ -73,6 +74,7 @@ class Starts:
         if filled.get("port", "0") != "0":
             worker.metadata = {"port": int(filled["port"])}
         if not heir:
+            self._supervisor.reserving.started(slot, worker)
             self._supervisor.records.starting(worker)
         if spec.probe is not None and worker.process is not None:
             worker.probe = spec.probe.fill(filled)

@@ -20,12 +20,14 @@ from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
 from ostler.lifecycle import leaving, plain, restart
 from ostler.lifecycle.ending import Endings
+from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Membership
 from ostler.lifecycle.orphans import Orphans
 from ostler.lifecycle.pauses import Pauses
 from ostler.lifecycle.record import Records
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.recycling import Recycling
+from ostler.lifecycle.reserving import Reserving
 from ostler.lifecycle.restart import History, Limits
 from ostler.lifecycle.starting import Starts
 from ostler.lifecycle.state import Status, move
@@ -42,9 +44,16 @@ class Supervisor:
     """Starts, watches, drains, recycles and restarts the workers of all pools."""
 
     def __init__(
-        self, settings: Settings, lane: Lane, durable: Lane, bus: Bus, specs: list[PoolSpec], member: Membership
+        self,
+        settings: Settings,
+        lane: Lane,
+        durable: Lane,
+        bus: Bus,
+        specs: list[PoolSpec],
+        member: Membership,
+        ledger: Ledger | None = None,
     ) -> None:
-        self.settings, self.member = settings, member
+        self.settings, self.member, self.ledger = settings, member, ledger
         self.node = settings.node
         self.lost: Callable[[str], None] = lambda _: None
         """Told when the store says that this node was declared dead; set once, by the runtime."""
@@ -59,6 +68,7 @@ class Supervisor:
         limits = Limits(
             settings.restart_limit, settings.restart_window, settings.restart_lifetime, settings.backoff_max
         )
+        self.reserving = Reserving(self, ledger)
         self._starts = Starts(self)
         self._recycling = Recycling(self, self._starts.spawn)
         self._endings = Endings(self, self._recycling, limits)
@@ -238,6 +248,8 @@ class Supervisor:
         for slot in self.slots.values():
             if slot.worker is None and slot.rest is Status.CRASHED:
                 moments.append(slot.due)
+            if slot.ask_again:
+                moments.append(slot.ask_again)
             for worker in slot.all():
                 moments += leaving.moments(worker, self.settings.healthy_after)
         # Moments that have passed were seen by the last look; what they wait for will wake the loop by itself.
@@ -252,8 +264,11 @@ class Supervisor:
     def _rest(self, slot: Slot, now: float) -> None:
         """A slot without a worker: start one when it is wanted and its time has come."""
         if (self.stopping and not slot.pool.spec.outlasts) or not slot.wanted or self.member.lost:
+            if slot.ticket or slot.waiting:
+                self.reserving.withdraw(slot)
             return
-        if slot.rest is Status.STOPPED or (slot.rest is Status.CRASHED and now >= slot.due):
+        due = slot.rest is Status.STOPPED or (slot.rest is Status.CRASHED and now >= slot.due)
+        if due and self.reserving.may_start(slot, now):
             self._starts.spawn(slot)
 
     def _step(self, slot: Slot, worker: Worker, now: float) -> None:
@@ -316,6 +331,7 @@ class Supervisor:
         self._move(slot, worker, Status.HEALTHY)
         self._next_beat = min(self._next_beat, now + 0.2)  # its memory is known: show it soon
         self._recycling.over(slot)
+        self.reserving.ready(worker)
         slot.pool.spec.tenant.ready(worker, worker.info)
 
     def _succeed(self, slot: Slot, heir: Worker) -> None:
@@ -331,6 +347,7 @@ class Supervisor:
     def leave(self, worker: Worker, by: float | None = None) -> None:
         """Ask the worker to finish what it has and exit; with `by`, signals follow then."""
         leaving.ask(worker, by)
+        self.reserving.leaving(worker)
         self._wake.set()
 
     def _begin_stop(self, slot: Slot, worker: Worker, now: float) -> None:
@@ -340,6 +357,7 @@ class Supervisor:
     def kill(self, worker: Worker, reason: str, *, on_purpose: bool = False) -> None:
         """SIGKILL the whole group. The exit is then noticed like any other; `on_purpose`: it says nothing against the worker."""
         leaving.kill(worker, reason, on_purpose=on_purpose)
+        self.reserving.leaving(worker)
         self._wake.set()
 
     def terminate(self, worker: Worker, reason: str) -> None:
@@ -375,10 +393,10 @@ class Supervisor:
             self.bus.send(WorkerMoved(slot.component, slot.generation, before, slot.rest, reason="reset"))
         self.records.reset(slot)
 
-    def give_up_waiting(self, slot: Slot) -> None:
-        """A crashed slot that waits for its restart will not be started."""
+    def give_up_waiting(self, slot: Slot, why: str = "drained") -> None:
+        """A crashed slot that waits for its restart will not be started, or not now."""
         slot.rest = move(slot.component, slot.rest, Status.STOPPED)
-        self.bus.send(WorkerMoved(slot.component, slot.generation, Status.CRASHED, slot.rest, reason="drained"))
+        self.bus.send(WorkerMoved(slot.component, slot.generation, Status.CRASHED, slot.rest, reason=why))
         self.records.stopped_waiting(slot)
 
     def wake(self) -> None:

@@ -16,6 +16,7 @@ from ostler.lifecycle.process import Ended, Process
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.restart import History
 from ostler.lifecycle.state import Status
+from ostler.lifecycle.ticket import Demand, Standing, Ticket
 from ostler.lifecycle.wire import Frame
 from ostler.store.rows import ExitRow
 
@@ -109,6 +110,27 @@ class Nothing:
         return Left()
 
 
+class Needs(Protocol):
+    """What the workers of a pool need of memory, and how they go when others need it. All calls come on the node's loop."""
+
+    def demand(self, slot: Slot) -> Demand:
+        """What a worker in the slot needs. It is started when the ledger has granted that."""
+
+    def standing(self, worker: Worker) -> Standing:
+        """Whether the worker could go now, and what that would cost. Asked only of a worker that is ready."""
+
+    def evict(self, worker: Worker, short_of: str) -> bool:
+        """The worker must go, because others need memory (of the host, or of that device). True: the tenant sees to it, and stops the
+        slot or says `worker.ticket.kept()`. False: the supervisor drains it, and its slot rests until it is roused.
+        """
+
+    def waits(self, slot: Slot, why: str) -> None:
+        """The slot waits for memory, because."""
+
+    def refused(self, slot: Slot, why: str) -> None:
+        """The slot can never have its memory, because; it is asked for again after a while."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSpec:
     """A pool as data: what to exec, how many, and its limits. `probe` None: it speaks the control channel.
@@ -131,10 +153,10 @@ class PoolSpec:
     recycle: RecycleLimits = field(default_factory=RecycleLimits)
     tenant: Tenant = field(default_factory=Nothing)
     on_demand: bool = False
-    descriptors: Mapping[str, int] = field(
-        default_factory=dict
-    )  # open files of the node that its workers inherit, by name
+    # Open files of the node that its workers inherit, by name.
+    descriptors: Mapping[str, int] = field(default_factory=dict)
     outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
+    need: Needs | None = None  # None: its workers are started without asking for memory
 
 
 @dataclass(slots=True)
@@ -176,6 +198,11 @@ class Slot:
     leaving: list[Worker] = field(default_factory=list)  # replaced, finishing what it has
     recorded: int = 0  # the generation that the health row is about
     spare_recycle_until: float = 0.0
+    ticket: Ticket | None = None  # its claim to memory, until there is a worker that holds it
+    waiting: str | None = None  # why it has no worker, where that is for want of memory
+    resting: bool = False  # its worker left for others' sake; it is started again when it is needed
+    insists: bool = False  # it is needed: others may have to leave for it
+    ask_again: float = 0.0  # not before then (monotonic), after it was refused memory
 
     @property
     def status(self) -> Status:
@@ -215,6 +242,7 @@ class Worker:
     settled: bool = False  # healthy for long enough
     ended: Ended | None = None
     metadata: dict[str, object] | None = None  # what others want to know of it, such as its port
+    ticket: Ticket | None = None  # its memory
     sweep: bool | None = None  # its family: None not looked at, False being ended, True gone
 
     @property

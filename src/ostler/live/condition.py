@@ -37,8 +37,10 @@ def condition(
         # Slots that were opened on demand and that nobody wants now are no fault.
         meant = [slot for slot in pool.slots if slot.wanted or slot.key is None]
         idle = bool(meant) and all(slot.status is Status.STOPPED for slot in meant)
-        if idle and not supervisor.stopping:
-            errors.append(f"no worker of pool {pool.spec.name} runs; start them with: ostler resume {pool.spec.name}")
+        if idle and not supervisor.stopping and not all(_is_spare(slot) for slot in meant):
+            short = next((slot.waiting for slot in meant if slot.waiting), None)
+            then = f": the next one {short}" if short else f"; start them with: ostler resume {pool.spec.name}"
+            errors.append(f"no worker of pool {pool.spec.name} runs{then}")
             worst = "degraded" if worst == "healthy" else worst
         if bad:
             all_failed = all(slot.status is Status.FAILED for slot in meant)
@@ -75,6 +77,11 @@ def _ago(since: float) -> str:
     return f"{max(0.0, time.monotonic() - since):.0f} s"
 
 
+def _is_spare(slot: Slot) -> bool:
+    """Whether it has no worker for want of memory, and no work that would need one."""
+    return slot.resting or (slot.ticket is not None and not slot.ticket.eager)
+
+
 def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     """Why the node should get no traffic; empty when it should."""
     reasons = ["the node is stopping"] if supervisor.stopping else []
@@ -88,8 +95,8 @@ def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     if supervisor.member.lost:
         reasons.append("the node was declared dead by another, and registers anew")
     for pool in supervisor.pools.values():
-        meant = [slot for slot in pool.slots if slot.key is None]
-        if meant and not any(slot.status is Status.HEALTHY for slot in meant):
+        meant = [slot for slot in pool.slots if slot.key is None and not slot.waiting and not slot.resting]
+        if meant and not any(slot.status is Status.HEALTHY for slot in pool.slots):
             reasons.append(f"no worker of pool {pool.spec.name} is healthy")
     return reasons
 

@@ -33,6 +33,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "purged": ("job",),
     "tallies": ("step", "at", "queue", "name"),
     "incidents": ("node", "id"),
+    "footprints": ("task", "model", "env", "device"),
     "exits": ("id",),
     "health": ("node", "component"),
     "declared": ("node", "kind", "name"),

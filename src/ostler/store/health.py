@@ -54,6 +54,11 @@ class Health:
         """Set the status alone; False when the row has a newer generation."""
         return bool(self._db.run("mark", node=node, component=component, generation=generation, status=status, now=now))
 
+    def mark_waiting(self, node: str, component: str, generation: int, why: str | None) -> bool:
+        """Why a stopped worker is not started, in the row's metadata as `waiting_for`; None: it waits for nothing."""
+        values = {"node": node, "component": component, "generation": generation, "why": why}
+        return bool(self._db.run("mark_waiting", **values))
+
     def mark_stopped(self, node: str, exit_: ExitRow, exit_code: int | None) -> bool:
         """It ended because it was asked to, or cleanly by itself."""
         return self._ended(node, exit_, exit_code, "stopped")

@@ -151,6 +151,10 @@ class JobReading:
         due = self._db.run("next_due")[0]["due"]
         return due is not None and due <= now
 
+    def needed(self, queues: Sequence[str], now: int) -> builtins.list[str]:
+        """Those of the queues that have a job which could be claimed now, also one whose time has come. Reads only."""
+        return [row["queue"] for row in self._db.run("needed_queues", queues=json.dumps(list(queues)), now=now)]
+
     def wanted_cancels(self, node: str) -> builtins.list[tuple[int, int]]:
         """Running claims (id, fence) of this node that somebody asked to cancel."""
         return [(row["id"], row["fence"]) for row in self._db.run("wanted_cancels", node=node)]

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ostler.store.database import Database, connect
+from ostler.store.footprints import Footprints
 from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
 from ostler.store.live import LiveRecords
@@ -23,7 +24,7 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -32,6 +33,7 @@ class Store:
         self.meta = Meta(db)
         self.live = LiveRecords(db)
         self.nodes = Nodes(db, self.jobs.recover_inside)
+        self.footprints = Footprints(db)
 
     @classmethod
     def open(

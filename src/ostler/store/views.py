@@ -41,7 +41,8 @@ JOB: dict[str, Any] = {
 }
 
 # A worker, likewise. `name` is what verbs take: `node/worker:pool:n` where more than one node lives. `last_heartbeat` is by the clock of
-# its node, `heartbeat_age` (seconds) by the store's. `exit_text` says in words how its last process ended.
+# its node, `heartbeat_age` (seconds) by the store's. `exit_text` says in words how its last process ended, or what
+# a stopped one waits for.
 WORKER: dict[str, Any] = {
     "name": str,
     "component": str,

@@ -14,6 +14,10 @@ UPDATE ostler.health SET status = 'starting', generation = :generation, pid = :p
 UPDATE ostler.health SET status = :status, last_heartbeat = CASE WHEN :status = 'healthy' THEN :now::bigint ELSE last_heartbeat END
  WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
 
+-- name: mark_waiting
+UPDATE ostler.health SET metadata = (coalesce(metadata, '{}')::jsonb || jsonb_build_object('waiting_for', :why::text))::text
+ WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
+
 -- name: mark_ended
 -- A crash or a stop does not refresh the heartbeat: it is the last time that the worker was heard.
 UPDATE ostler.health SET status = :status, pid = NULL, pid_start = NULL, exit_code = :exit_code, exit_reason = :exit_reason, rss_mb = NULL,

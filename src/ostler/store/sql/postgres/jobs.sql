@@ -145,6 +145,11 @@ SELECT j.task, j.queue, j.status, j.later, j.run_at, j.limit_key, j.limit_max,
 SELECT EXISTS (SELECT 1 FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0
                   AND queue = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:queues::jsonb) AS v))) AS ready;
 
+-- name: needed_queues
+SELECT k.queue FROM jsonb_array_elements_text(:queues::jsonb) AS k (queue)
+ WHERE EXISTS (SELECT 1 FROM ostler.jobs j WHERE j.status = 'queued' AND j.later = 0 AND j.behind = 0 AND j.queue = k.queue)
+    OR EXISTS (SELECT 1 FROM ostler.jobs j WHERE j.status = 'queued' AND j.later = 1 AND j.run_at <= :now AND j.queue = k.queue);
+
 -- name: next_due
 SELECT min(run_at) AS due FROM ostler.jobs WHERE status = 'queued' AND later = 1;
 

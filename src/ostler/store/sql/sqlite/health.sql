@@ -14,6 +14,10 @@ UPDATE health SET status = 'starting', generation = :generation, pid = :pid, pid
 UPDATE health SET status = :status, last_heartbeat = CASE WHEN :status = 'healthy' THEN :now ELSE last_heartbeat END
  WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
 
+-- name: mark_waiting
+UPDATE health SET metadata = json_set(coalesce(metadata, '{}'), '$.waiting_for', :why)
+ WHERE node = :node AND component = :component AND generation = :generation RETURNING component;
+
 -- name: mark_ended
 -- A crash or a stop does not refresh the heartbeat: it is the last time that the worker was heard.
 UPDATE health SET status = :status, pid = NULL, pid_start = NULL, exit_code = :exit_code, exit_reason = :exit_reason, rss_mb = NULL,

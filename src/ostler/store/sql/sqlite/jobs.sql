@@ -131,6 +131,11 @@ SELECT j.task, j.queue, j.status, j.later, j.run_at, j.limit_key, j.limit_max,
 SELECT EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0
                   AND queue IN (SELECT value FROM json_each(:queues))) AS ready;
 
+-- name: needed_queues
+SELECT k.value AS queue FROM json_each(:queues) AS k
+ WHERE EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = k.value)
+    OR EXISTS (SELECT 1 FROM jobs WHERE status = 'queued' AND later = 1 AND run_at <= :now AND queue = k.value);
+
 -- name: next_due
 SELECT min(run_at) AS due FROM jobs WHERE status = 'queued' AND later = 1;
 
