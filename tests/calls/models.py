@@ -133,6 +133,21 @@ class Zoo:
         return self.model_id
 
 
+@app.model("large", models=["one", "two", "never"], gpu_mb=700, idle=600)
+class Large:
+    """Two of these do not fit on the tests' GPU of 1000 MB."""
+
+    def load(self, model_id: str) -> None:
+        self.model_id = model_id
+        (Path(os.environ["TEST_GPU_USED"]) / f"GPU-0.{os.getpid()}").write_text("700")
+
+    def infer(self, payload: object) -> object:
+        if isinstance(payload, dict):
+            Path(payload["begun"]).touch()
+            wait_for(payload["go"])
+        return self.model_id
+
+
 @app.job()
 def add(job, a: int = 0) -> int:
     return a + 1

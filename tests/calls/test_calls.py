@@ -356,6 +356,39 @@ def test_nothing_survives_a_sigkill_of_the_node(make_node, tmp_path: Path, when:
             one.close()
 
 
+@pytest.fixture
+def small_gpu(make_node, tmp_path: Path) -> Node:
+    fake = tmp_path / "gpus.json"
+    used = tmp_path / "used"
+    used.mkdir()
+    fake.write_text(json.dumps({"gpus": [{"uuid": "GPU-0", "total_mb": 1000}], "folder": "used"}))
+    return make_node(app=MODELS, OSTLER_FAKE_GPUS=str(fake), TEST_GPU_USED=str(used), OSTLER_GPU_HEADROOM_MB="50")
+
+
+def test_two_models_under_a_budget_that_holds_one_take_turns(small_gpu: Node) -> None:
+    assert [answer(small_gpu, "large", 1, model=m) for m in ("one", "two", "one", "two")] == [
+        "one",
+        "two",
+        "one",
+        "two",
+    ]
+    workers = [w for w in small_gpu.workers() if w["pool"] == "large"]
+    assert [w["status"] for w in workers].count("healthy") == 1
+    assert all(w["restart_count"] == 0 for w in workers)
+
+
+def test_a_busy_model_is_not_evicted_and_who_needs_its_memory_waits(small_gpu: Node, tmp_path: Path) -> None:
+    begun, go = tmp_path / "begun", tmp_path / "go"
+    busy = Asking(small_gpu, "large", {"begun": str(begun), "go": str(go)}, model="one")
+    until(begun.exists, "the first to be busy")
+    other = Asking(small_gpu, "large", 1, model="two")
+    until(lambda: state(small_gpu, "large:two")["waiting"], "the other to wait")
+    assert state(small_gpu, "large:one")["state"] == "BUSY"
+    assert answer(small_gpu, "echo", 1, model="echo")["payload"] == 1, "a model without a GPU waited for it"
+    go.touch()
+    assert (busy.result()[0], other.result()[0]) == (200, 200)
+
+
 def leaving(node: Node, task: str, payload: Any) -> socket.socket:
     """A call whose client can go away, or read piece by piece."""
     found = socket.create_connection(("127.0.0.1", urlsplit(node.url).port or 0), 60)

@@ -9,6 +9,7 @@ and the plane hears where they serve. A warm call touches nothing of this.
     ["closed", task, model, replica, generation]           ["down", task, model, replica, generation, reason, last lines]
     ["kill", task, model, replica, generation, why]        ["fail", task, model, reason, seconds | null]
     ["served", {component: calls}]                         ["close", task, model, replica, generation]
+    ["kept" | "freed", task, model, replica, generation]   ["evict", task, model, replica, generation]
     ["facts", {…}]                                         ["state", task, model, replica, text]
 """
 
@@ -26,9 +27,12 @@ from typing import TYPE_CHECKING, Any
 from ostler.calls.model import ModelOptions, ModelSpec, launch
 from ostler.config import Settings
 from ostler.errors import OstlerError
+from ostler.lifecycle.admission import Need
 from ostler.lifecycle.state import Status
+from ostler.lifecycle.ticket import Demand, Standing
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Nothing, PoolSpec, Slot, Worker
+from ostler.store.footprints import Kind
 
 if TYPE_CHECKING:
     from ostler.lifecycle.supervisor import Supervisor
@@ -89,6 +93,7 @@ class Gateway:
             term_grace=settings.term_grace,
             tenant=tenant,
             on_demand=True,
+            need=_Memory(self, spec),
         )
 
     def _argv(self, spec: ModelSpec, slot: Slot) -> list[str]:
@@ -151,6 +156,8 @@ class Gateway:
                 if worker := self._worker(task, model, replica, generation):
                     log.error("%s is killed: %s", worker.component, why)
                     self.supervisor.kill(worker, "call-deadline")
+            case ["kept" | "freed" as answer, str(task), str(model), int(replica), int(generation)]:
+                self._evicted(answer, self._worker(task, model, replica, generation))
             case ["served", dict(served)]:
                 self._count(served)
             case ["facts", dict(facts)]:
@@ -178,6 +185,40 @@ class Gateway:
             return
         self._wanted.add(slot)
         self.supervisor.start_slot(slot)
+
+    def evict(self, worker: Worker) -> None:
+        """Others need its memory. The plane knows whether anybody is in it, and lets nobody in when it says that it is free."""
+        model, replica = json.loads(worker.slot.key or "[]")
+        if self._plane is None:
+            self._evicted("freed", worker)
+        else:
+            self._say("evict", worker.pool.spec.name, model, replica, worker.generation)
+
+    def _evicted(self, answer: str, worker: Worker | None) -> None:
+        if worker is None:
+            return
+        if answer == "freed":
+            log.info("%s leaves: others need its memory", worker.component)
+            self._open.discard(worker)
+            self.supervisor.stop_slot(worker.slot, worker.pool.spec.stop_grace)
+        elif worker.ticket is not None:
+            worker.ticket.kept()
+
+    def waits(self, slot: Slot, why: str) -> None:
+        model, replica = json.loads(slot.key or "[]")
+        self._say("state", slot.pool.spec.name, model, replica, f"waiting for memory: {why}")
+
+    def never_fits(self, slot: Slot, why: str) -> None:
+        model, _ = json.loads(slot.key or "[]")
+        self._wanted.discard(slot)
+        self._say("fail", slot.pool.spec.name, model, why, 5.0)
+        self.supervisor.stop_slot(slot)
+
+    def in_flight(self, worker: Worker) -> int:
+        """As the plane last told."""
+        model, _ = json.loads(worker.slot.key or "[]")
+        told = self.facts.get(f"{worker.pool.spec.name}\n{model}", {})
+        return int(told.get("in_flight", 0))
 
     def _count(self, served: Mapping[str, Any]) -> None:
         for component, number in served.items():
@@ -321,6 +362,11 @@ class _Models(Nothing):
             case ["failed", str(why)]:
                 self._gateway.failed_to_load(worker, why)
 
+    def beat(self, worker: Worker, facts: Any) -> Any:
+        gpu = facts.get("gpu_mb") if isinstance(facts, dict) else None
+        if worker.ticket is not None and isinstance(gpu, (int, float)):
+            worker.ticket.measured(Need(worker.rss_mb or 0.0, float(gpu)))
+
     def busy(self, worker: Worker) -> bool:
         return self._gateway.is_open(worker)
 
@@ -333,6 +379,42 @@ class _Models(Nothing):
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         return self._gateway.is_gone(worker, end)
+
+
+class _Memory:
+    """What the workers of one task need of memory."""
+
+    def __init__(self, gateway: Gateway, spec: ModelSpec) -> None:
+        self._gateway, self._spec = gateway, spec
+
+    def _options(self, slot: Slot) -> tuple[str, ModelOptions]:
+        model, _ = json.loads(slot.key or "[]")
+        return model, self._spec.options(model)
+
+    def demand(self, slot: Slot) -> Demand:
+        model, options = self._options(slot)
+        kind = Kind(self._spec.name, model, options.env or "")
+        return Demand(Need(options.memory_mb, options.gpu_mb), kind=kind)
+
+    def standing(self, worker: Worker) -> Standing:
+        _, options = self._options(worker.slot)
+        loaded = float(worker.info.get("load_ms", 1000.0)) / 1000
+        return Standing(
+            self._gateway.in_flight(worker) > 0,
+            pinned=options.pinned,
+            reload_s=max(0.1, loaded),
+            use=1.0 + worker.served,
+        )
+
+    def evict(self, worker: Worker, short_of: str) -> bool:
+        self._gateway.evict(worker)
+        return True
+
+    def waits(self, slot: Slot, why: str) -> None:
+        self._gateway.waits(slot, why)
+
+    def refused(self, slot: Slot, why: str) -> None:
+        self._gateway.never_fits(slot, why)
 
 
 class PlaneTenant(Nothing):

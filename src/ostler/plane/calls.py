@@ -106,6 +106,9 @@ class Calls:
                 self._fail((task, model), reason, seconds)
             case ["close", task, model, replica, generation]:
                 self._close((task, model), replica, generation)
+            case ["evict", task, model, replica, generation]:
+                answer = "freed" if self.leases.evict((task, model), replica, generation) else "kept"
+                self._say(answer, task, model, replica, generation)
             case ["state", *_]:
                 pass
         self._look()
