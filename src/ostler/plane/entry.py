@@ -135,7 +135,7 @@ class Entry:
         try:
             while at < end and self._leaving is None and not self.transport.is_closing() and not self.is_held():
                 size = _BODY_PIECE if self._in_body else _HEAD_PIECE
-                piece = data if end <= size else data[at : at + size]
+                piece = data if not at and end <= size else data[at : at + size]
                 at += len(piece)
                 began_here = not self._in_head
                 if self._in_body:
