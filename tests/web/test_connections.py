@@ -317,3 +317,11 @@ def test_trailers_without_end_are_refused(make_node) -> None:
         assert rss_mb(node) < before + 40
     assert node.get("/healthz")[0] == 200
     assert "the node's loop was away" not in node.log()
+
+
+def test_a_body_of_any_size_arrives_as_it_was_sent(node: Node) -> None:
+    """It is parsed in pieces; their borders are where errors would be."""
+    for size in (1, 7_900, 8_100, 8_192, 20_000, 65_400, 65_600, 131_072, 500_000):
+        text = "".join(chr(97 + n % 26) for n in range(size))
+        job = node.enqueue("other", say=text)
+        assert node.job(job)["args"] == {"say": text}, size
