@@ -71,6 +71,7 @@ def locked(store: Store) -> Iterator[None]:
         execute = store.db._connection().execute
         tables = execute("SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname = 'ostler'")
         execute("BEGIN")
+        execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # it is held for as long as a test wants
         execute(f"LOCK TABLE {', '.join(sorted(name for (name,) in tables))} IN EXCLUSIVE MODE")
     try:
         yield
