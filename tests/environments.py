@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ostler.envs import install
 
-UV = shutil.which("uv")
+UV = install.find(None).program
 
 
 def wheel(folder: Path, name: str = "tinypack", version: str = "1.0", code: str | None = None) -> Path:

@@ -148,6 +148,9 @@ class Large:
         return self.model_id
 
 
+app.server("llm", ["llama-server", "--port", "{port}"])
+
+
 @app.job()
 def add(job, a: int = 0) -> int:
     return a + 1

@@ -173,6 +173,15 @@ class Gateway:
         spec = self._models.get(task)
         if spec is None:
             return
+        if spec.is_server:
+            self._say(
+                "fail",
+                task,
+                model,
+                "app.server is declared, but this version of ostler does not start servers yet",
+                None,
+            )
+            return
         try:
             options = spec.options(model)
             self._interpreter(options.env)
