@@ -87,7 +87,8 @@ def test_cancel_retry_and_logs(node: Node) -> None:
     assert node.wait_job(job)["result"] == 2
     running = node.enqueue("listens")
     node.wait_running(running)
-    assert "asked to stop" in ostler("cancel", str(running), *where).stdout
+    told = ostler("cancel", str(running), *where).stdout
+    assert "asked to stop" in told or told == f"job {running} is cancelled\n", "it may have stopped before the answer"
     assert node.wait_job(running)["status"] == "cancelled"
     node.wait_job(node.enqueue("other", say="seen in the log"))
     until(lambda: "seen in the log" in ostler("logs", "worker:other:0", *where).stdout, "the line")

@@ -90,10 +90,11 @@ def test_a_kept_connection_that_was_closed_meanwhile_costs_a_get_nothing(stage: 
 
 
 SPEAKER = """
-import socket, sys
+import os, socket, sys
 with socket.socket(socket.AF_UNIX) as listening:
-    listening.bind(sys.argv[1])
+    listening.bind(sys.argv[1] + ".new")
     listening.listen()
+    os.rename(sys.argv[1] + ".new", sys.argv[1])  # whoever sees the name can connect
     connection = listening.accept()[0]
     connection.recv(65536)
     kind = sys.argv[2].encode()
