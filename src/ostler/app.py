@@ -431,12 +431,14 @@ class Ostler:
         max_models: int = 8,
         variables: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        path: str = "/",
         **options: Unpack[Options],
     ) -> None:
         """Declare a model that any HTTP server program serves (llama-server, vLLM, TEI…), with the options of `app.model`.
 
         `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{model}` the model's id, `{n}` the
         worker's number. `ready` is http:/path or tcp: there, or one of the probes of `app.command`. `variables` are put into its environment.
+        A call is posted to its `path`; `/api/v1/calls/NAME/any/path` reaches any other.
         """
         self._check_free(name)
         self.models[name] = models_of.declare_server(
@@ -449,6 +451,7 @@ class Ostler:
             max_models=max_models,
             variables=variables,
             cwd=cwd,
+            path=path,
         )
 
     def _check_free(self, name: str) -> None:

@@ -136,7 +136,11 @@ class Settings:
         30.0, "a worker that has waited for memory this long is no longer overtaken, and job workers yield to it"
     )
     gpu_exclusive: bool = _setting(
-        False, "of all workers that use a GPU, one loads or answers a call at a time, whatever fits"
+        False, "of all models that use a GPU, one loads or answers a call at a time, whatever fits"
+    )
+
+    parked_for: float = _setting(
+        3600.0, "a model that is parked (its device memory on the host) and not called for this long is ended"
     )
 
     poll_interval: float = _setting(1.0, "fallback look into the store, for a ring of the doorbell that was lost")

@@ -21,7 +21,10 @@ import ostler
 from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
-from ostler.calls.gateway import Gateway, PlaneTenant
+from ostler.calls.gateway import Gateway
+from ostler.calls.states import States
+from ostler.calls.tenants import PlaneTenant
+from ostler.calls.wishes import Wishes
 from ostler.check import check_app, env_of
 from ostler.config import Settings
 from ostler.errors import StoreBusy
@@ -284,7 +287,9 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
-            models=self._gateway.states if self._gateway else dict,
+            models=States(self._gateway, self.app.models) if self._gateway else dict,
+            gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
+            wishes=Wishes(self._gateway) if self._gateway else None,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         web = Server(build(context, self.app.routes), web_socket)

@@ -125,9 +125,14 @@ def judge(raised: BaseException) -> tuple[int, str, str]:
     if isinstance(raised, InputError):
         return 400, "BAD_PAYLOAD", text or type(raised).__name__
     said = f"{type(raised).__name__}: {text}" if text else type(raised).__name__
-    if isinstance(raised, MemoryError) or "OutOfMemory" in type(raised).__name__ or _OUT_OF_MEMORY.search(text):
+    if isinstance(raised, MemoryError) or is_out_of_memory(said):
         return 507, "OUT_OF_MEMORY", said
     return 500, "MODEL_ERROR", said
+
+
+def is_out_of_memory(said: str) -> bool:
+    """Whether an error's type and text say that memory ran out, of the host or of a device."""
+    return "OutOfMemory" in said or "MemoryError" in said or _OUT_OF_MEMORY.search(said) is not None
 
 
 def failed(call: Call, raised: BaseException) -> bytes:

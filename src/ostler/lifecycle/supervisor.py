@@ -289,7 +289,7 @@ class Supervisor:
                     self._begin_stop(slot, worker, now)
                 elif worker.announced:
                     self._healthy(slot, worker, now)
-                elif now >= worker.started + spec.startup_deadline:
+                elif now >= worker.startup_ends:
                     self.kill(worker, "startup-deadline")
             case Status.HEALTHY:
                 if worker.leave:

@@ -36,6 +36,7 @@ class Forward:
     max_body: int | None = None
     stall: float | None = None  # seconds for which a client may take nothing of an answer that waits for it
     lingers: bool = False  # who is left in the middle is over when the upstream has closed the connection, too
+    left: Callable[[Request], None] | None = None  # … and this is called when it is left
     finishes: bool = True  # False: an event stream that ends when the plane is asked to stop
 
 

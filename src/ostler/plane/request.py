@@ -20,7 +20,7 @@ log = logging.getLogger("ostler.plane")
 
 HELD = 262_144  # bytes of a body that wait for the one who takes it; then the client is not read any more
 # Never passed on as they are: what is about one connection alone, what frames the body, and what only the plane may say.
-_OWN = frozenset(
+OWN = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -180,6 +180,8 @@ class Request:
             self._plan = None
             if link is not None and plan.lingers:
                 link.hang_up(lambda: self._end(plan, how))
+                if plan.left is not None:
+                    self._told(plan.left, self)
                 return
         if link is not None:
             if self._client.is_tunnel:
@@ -267,7 +269,7 @@ class Request:
     def _same_head(self) -> bytes:
         out = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
-            if name in _OWN or (name == b"expect" and not self.expects):
+            if name in OWN or (name == b"expect" and not self.expects):
                 continue
             out += (name, b": ", value, b"\r\n")
         if self.upgrades:

@@ -1,4 +1,4 @@
-"""Connections to those who answer: HTTP/1.1 on a Unix socket, kept open and used again, one exchange at a time on each."""
+"""Connections to those who answer: HTTP/1.1 on a Unix socket or a port of this machine, kept open and used again, one exchange at a time on each."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import httptools
 MAX_HEAD = 524_288  # bytes of a head or of trailers in an answer; more is no answer
 _BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is tried again
 _RETRY = 0.005
+TCP = "tcp:"
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
@@ -284,7 +285,7 @@ class Link(asyncio.Protocol):
 
 
 class Upstream:
-    """One who answers, at the path of a Unix socket. Links that are idle are kept, and the one that was used last comes first."""
+    """One who answers, at the path of a Unix socket or at `tcp:PORT`. Links that are idle are kept, and the one that was used last comes first."""
 
     def __init__(self, path: str, *, keep: float = 60.0) -> None:
         self.path, self._keep = path, keep
@@ -336,7 +337,11 @@ class Upstream:
         loop, until = asyncio.get_running_loop(), time.monotonic() + _BACKLOG_PATIENCE
         while True:
             try:
-                _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
+                if self.path.startswith(TCP):
+                    port = int(self.path[len(TCP) :])
+                    _, link = await loop.create_connection(lambda: Link(self), "127.0.0.1", port)
+                else:
+                    _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
             except BlockingIOError as error:
                 if time.monotonic() > until:
                     return error
