@@ -41,9 +41,11 @@ def of(node: Node, name: str) -> str:
 
 
 @pytest.mark.parametrize("task", ["driver", "itself"])
-def test_two_models_under_a_budget_that_holds_one_are_parked_in_turn_and_never_loaded_again(node: Node, task: str) -> None:
+def test_two_models_under_a_budget_that_holds_one_are_parked_in_turn_and_never_loaded_again(
+    node: Node, task: str
+) -> None:
     first, second = (answer(node, task, model=model)[0] for model in ("one", "two"))
-    assert of(node, f"{task}:one") == "PARKED"
+    until(lambda: of(node, f"{task}:one") == "PARKED", "it to be parked")
     for _ in range(3):
         assert [answer(node, task, model=model)[0] for model in ("one", "two")] == [first, second]
     assert {of(node, f"{task}:{model}") for model in ("one", "two")} == {"PARKED", "READY"}
@@ -71,7 +73,7 @@ def test_one_that_cannot_be_parked_ends_and_one_that_cannot_be_woken_is_replaced
     describe(gpu, wake="the copy is gone")
     again = answer(node, "driver", model="one")[0]
     answer(node, "driver", model="two")
-    assert of(node, "driver:one") == "PARKED"
+    until(lambda: of(node, "driver:one") == "PARKED", "it to be parked")
     assert answer(node, "driver", model="one")[0] != again, "its call is served by a new one"
     gone(again)
 
@@ -103,6 +105,8 @@ def test_a_node_that_stops_takes_parked_models_along(node: Node) -> None:
         (1, 20.0, 4_000, 100_000, False, True),
     ],
 )
-def test_parking_is_decided_by_cost(served: int, load: float, mb: float, room: float, hurried: bool, expected: bool) -> None:
+def test_parking_is_decided_by_cost(
+    served: int, load: float, mb: float, room: float, hurried: bool, expected: bool
+) -> None:
     found = is_worth(Rates(), mb=mb, load_s=load, served=served, host_room_mb=room, hurried=hurried)
     assert found is expected

@@ -36,7 +36,12 @@ def test_a_server_gets_requests_as_they_came_and_not_the_nodes_secrets(node: Nod
     found = by_hand(
         node, "/api/v1/calls/by_port?model=one&x=%2F", b'{"a": 1}', authorization="Bearer node", cookie="a=b"
     )
-    assert (found["method"], found["path"], found["body"], found["model"]) == ("POST", "/?model=one&x=%2F", '{"a": 1}', "one")
+    assert (found["method"], found["path"], found["body"], found["model"]) == (
+        "POST",
+        "/?model=one&x=%2F",
+        '{"a": 1}',
+        "one",
+    )
     assert not {"authorization", "cookie", "x-ostler-model"} & set(found["headers"])
     assert found["headers"]["x-request-id"]
     other = by_hand(node, "/api/v1/calls/by_port", {"model": "org/two:b", "payload": 1})
@@ -85,7 +90,9 @@ def test_models_that_are_pinned_or_preloaded_are_there_before_anybody_calls(node
     until(lambda: state(node, "early:early")["workers"] == 2, "both workers of the preloaded one")
     pid = answer(node, "kept")
     os.kill(pid, 9)
-    node.wait_worker("worker:kept:0", "to come back by itself", lambda w: w["generation"] == 2 and w["status"] == "healthy")
+    node.wait_worker(
+        "worker:kept:0", "to come back by itself", lambda w: w["generation"] == 2 and w["status"] == "healthy"
+    )
     assert answer(node, "kept") != pid
 
 
@@ -109,7 +116,9 @@ def test_a_model_can_be_loaded_unloaded_and_changed_while_the_node_runs(node: No
     assert node.post(f"{url}/load", {"task": "by_port"}, **JSON)[0] == 422
 
 
-def test_a_cancelled_call_that_does_not_end_takes_its_worker_along_where_that_is_allowed(node: Node, tmp_path: Path) -> None:
+def test_a_cancelled_call_that_does_not_end_takes_its_worker_along_where_that_is_allowed(
+    node: Node, tmp_path: Path
+) -> None:
     begun, go = tmp_path / "begun", tmp_path / "go"
     status, found = ask(node, "deaf", {"begun": str(begun), "go": str(go)}, headers={"x-ostler-timeout": "0.3"})
     assert (status, found["error"]["code"]) == (504, "DEADLINE")
@@ -124,7 +133,9 @@ def test_in_exclusive_mode_loads_and_calls_take_turns(make_node, tmp_path: Path)
     """Seed 003's load test: concurrent requests to two models, and never two operations at once."""
     turns, gpus = tmp_path / "turns", tmp_path / "gpus.json"
     gpus.write_text(json.dumps({"gpus": [{"uuid": "GPU-0", "total_mb": 1000}], "folder": "used"}))
-    node = make_node(app=APP, TURNS=str(turns), OSTLER_GPU_EXCLUSIVE="true", OSTLER_FAKE_GPUS=str(gpus), OSTLER_GPU_HEADROOM_MB="0")
+    node = make_node(
+        app=APP, TURNS=str(turns), OSTLER_GPU_EXCLUSIVE="true", OSTLER_FAKE_GPUS=str(gpus), OSTLER_GPU_HEADROOM_MB="0"
+    )
     asking = [Asking(node, task, {}) for _ in range(12) for task in ("first", "second")]
     until(lambda: node.get("/api/v1/health")[1]["gpu_lock_held"], "a turn to be taken")
     assert [a.result()[0] for a in asking] == [200] * 24

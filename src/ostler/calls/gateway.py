@@ -15,6 +15,7 @@ and the plane hears where they serve. A warm call touches nothing of this.
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.calls")
 
 PLANE = "plane"
+_ANSWER = 5.0  # seconds in which the plane says whether a worker may go
 _LINES = 20  # of a dead worker's log that its callers are told
 
 
@@ -69,6 +71,7 @@ class Gateway:
         self._programs = {s.name: Program(s, run, interpreter) for s in models.values() if s.is_server}
         self._plane: Worker | None = None
         self._said: dict[str, str] = {}  # component -> why its model could not be loaded
+        self._asked: dict[Worker, asyncio.Future[bool]] = {}  # who wants to know whether it goes
         self._short: dict[Worker, str] = {}  # who was told to go, and for which memory
         self._ran_out: set[Slot] = set()  # of memory while they loaded, since they were last up
         self._again: set[Slot] = set()  # … and are tried once more
@@ -229,15 +232,22 @@ class Gateway:
                 for replica in range(options.workers if options.preload or options.pinned else 0):
                     self.want(task, model, replica)
 
-    def unload(self, slot: Slot) -> None:
-        """Have its worker leave, if nobody is in it: the plane knows."""
+    async def unload(self, slot: Slot) -> bool:
+        """Have its worker leave, if nobody is in it: the plane knows. Whether it goes."""
         worker = slot.worker
         if worker is None or not worker.accepting:
             self.supervisor.stop_slot(slot)
-        elif worker in self.parking.states:
+            return True
+        if worker in self.parking.states:
             self.parking.end(worker)
-        else:
-            self.evict(worker, HOST)
+            return True
+        answer = self._asked[worker] = asyncio.get_running_loop().create_future()
+        self.evict(worker, HOST)
+        try:
+            async with asyncio.timeout(_ANSWER):
+                return await answer
+        except TimeoutError:
+            return False
 
     def end(self, worker: Worker) -> None:
         """Nobody is in it and nobody wants it."""
@@ -258,6 +268,8 @@ class Gateway:
         if worker is None:
             return
         short_of = self._short.pop(worker, HOST)
+        if (asked := self._asked.pop(worker, None)) and not asked.done():
+            asked.set_result(said == "freed")
         if said == "freed":
             self._open.discard(worker)
             if short_of == HOST or not self.parking.begin(worker, hurried=True):
@@ -364,6 +376,8 @@ class Gateway:
         self._was_up.discard(worker)
         self._open.discard(worker)
         self._short.pop(worker, None)
+        if (asked := self._asked.pop(worker, None)) and not asked.done():
+            asked.set_result(True)
         self.parking.gone(worker)
         if program := self._programs.get(worker.pool.spec.name):
             program.ended(worker)

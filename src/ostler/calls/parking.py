@@ -134,7 +134,8 @@ class Parking:
         except OSError as error:
             return f"the helper cannot be started: {error}"
         try:
-            said, _ = await asyncio.wait_for(helper.communicate(), patience)
+            async with asyncio.timeout(patience):
+                said, _ = await helper.communicate()
         except TimeoutError:
             return f"the driver has not answered for {patience:.0f} s"
         finally:

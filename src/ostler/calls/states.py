@@ -55,8 +55,8 @@ class States:
     def _state(self, task: str, model: str, slot: Slot | None, told: Mapping[str, Any]) -> tuple[str, str | None]:
         worker = slot.worker if slot else None
         if worker is not None and slot is not None:
-            parked = self._gateway.parking.states.get(worker)
-            return ("PARKED" if parked else _of_worker(worker, told)), None
+            parked = self._gateway.parking.states.get(worker)  # parking, parked or waking
+            return (parked.upper() if parked else _of_worker(worker, told)), None
         if slot is not None and slot.rest is Status.FAILED:
             return "FAILED", self._gateway.why_failed(slot)
         if slot is not None and slot.waiting:

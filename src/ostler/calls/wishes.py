@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -46,19 +47,15 @@ class Wishes:
             self._gateway.want(task, model, replica)
         return model
 
-    def unload(self, task: str, model: str | None) -> str:
+    async def unload(self, task: str, model: str | None) -> str:
         """Have it leave now, instead of when its idle time is over; returns its id. Raises NotFound, BadArguments, and Conflict while
-        it has calls.
+        it has calls or is pinned.
         """
         spec = self._spec(task)
         model = self._model(spec, model)
-        told = self._gateway.facts.get(f"{task}\n{model}", {})
-        if told.get("in_flight") or told.get("waiting"):
-            raise Conflict(
-                f"{task} {model!r} is busy: {told.get('in_flight', 0)} calls in it and {told.get('waiting', 0)} in line"
-            )
-        for slot in self._gateway.slots_of(task).get(model, []):
-            self._gateway.unload(slot)
+        slots = self._gateway.slots_of(task).get(model, [])
+        if not all(await asyncio.gather(*(self._gateway.unload(slot) for slot in slots))):
+            raise Conflict(f"{task} {model!r} stays: it has calls, or is pinned")
         return model
 
     def change(self, task: str, model: str | None, options: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The data plane's process: `python -m ostler.plane`, a worker of the node in its run directory, on the node's listening socket."""
+"""The data plane's process: `python -m ostler.plane RUN_DIRECTORY`, a worker of the node on the node's listening socket."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 from ostler.lifecycle.child import Channel, inherited
@@ -77,6 +78,8 @@ class Plane:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     allow_files()
+    # Sockets are used by their short names: a path of more than 107 bytes cannot be. Only now, for PYTHONPATH may be relative.
+    os.chdir(sys.argv[1])
     sock = socket.socket(fileno=inherited(LISTEN))
 
     async def serve() -> None:

@@ -73,7 +73,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/unload", response_model=ModelState, summary="Unload an idle model now")
     async def unload(wish: Wish) -> JSONResponse:
-        return state(wish.task, wishes().unload(wish.task, wish.model))
+        return state(wish.task, await wishes().unload(wish.task, wish.model))
 
     @routes.patch("", response_model=ModelList, summary="Change idle time, deadlines, queue or pinned while it runs")
     async def change(wish: Change) -> JSONResponse:
