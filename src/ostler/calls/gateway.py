@@ -241,7 +241,8 @@ class Gateway:
         if worker in self.parking.states:
             self.parking.end(worker)
             return True
-        answer = self._asked[worker] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._asked[worker] = answer
         self.evict(worker, HOST)
         try:
             async with asyncio.timeout(_ANSWER):
