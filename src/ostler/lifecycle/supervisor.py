@@ -222,7 +222,9 @@ class Supervisor:
             except Exception:
                 log.exception("the supervisor's loop failed once and goes on")
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.001, self._next_look() - time.monotonic()))
+                # Not `wait_for`: when the event comes together with the cancellation, it forgets the cancellation.
+                async with asyncio.timeout(max(0.001, self._next_look() - time.monotonic())):
+                    await self._wake.wait()
 
     def _look(self) -> None:
         now = time.monotonic()
