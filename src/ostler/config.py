@@ -147,6 +147,9 @@ class Settings:
     crash_delay: float = _setting(
         10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
     )
+    job_nice: int = _setting(
+        5, "added to the niceness of job workers where the app has models, so that calls come first; 0: all are equal"
+    )
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
     max_body: int = _setting(67_108_864, "the most bytes of a call's body")
     store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
