@@ -15,6 +15,7 @@ import httptools
 
 from ostler.plane.access import tell
 from ostler.plane.entry import MAX_HEADERS, MAX_URL, Entry
+from ostler.plane.heads import Heads
 from ostler.plane.peers import Peers
 from ostler.plane.plan import Plan
 from ostler.plane.request import HELD, Request
@@ -23,7 +24,7 @@ from ostler.plane.upstream import Link
 log = logging.getLogger("ostler.plane")
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
-_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+_FRAMING = frozenset({b"transfer-encoding", b"expect"})
 _FIRST = 1.0  # seconds that a connection gets for its first request when the plane is about to leave
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
@@ -98,11 +99,33 @@ class Client(Entry, asyncio.Protocol):
         if self._is_upgrading:
             self._keep_for_later(data)
             return
+        rests = self._rests()
+        if rests and (found := self._front.heads.find(data)):
+            self._coming = request = Request(self)
+            request.repeat(*found)
+            self._begin(request)
+            return
         self.is_reading = True
         self.take(data)
         self.is_reading = False
+        if rests and self._coming is not None and self._coming.is_plain and not self._held:
+            self._front.heads.remember(data, self._coming.length or 0, self._coming.head_fields())
         if self._now is not None and not self.transport.is_closing():
             self._now.push()
+
+    def _rests(self) -> bool:
+        """Whether the next byte is the first of a request, and that request is answered at once."""
+        return not (
+            self._now
+            or self._in_head
+            or self._in_body
+            or self._waiting
+            or self._held
+            or self._line
+            or self._paused
+            or self.is_full
+            or self._leaving
+        )
 
     def parse(self, piece: bytes) -> bool:
         try:
@@ -166,6 +189,9 @@ class Client(Entry, asyncio.Protocol):
         assert self._coming is not None
         headers = self._coming.headers
         name = name.lower()
+        if name == b"content-length":
+            self._coming.length = int(value)
+            return
         headers.append((name, value))
         if name in _FRAMING:
             self._coming.frame(name, value)
@@ -392,6 +418,7 @@ class Front:
     def __init__(self, sock: socket.socket, route: Route, *, files: Callable[[], int] = lambda: 0) -> None:
         self.route = route
         self.clients: set[Client] = set()
+        self.heads = Heads()
         self.is_closing = False
         self._sock, self._more_files = sock, files
         self._server: asyncio.Server | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -15,6 +16,11 @@ _BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is trie
 _RETRY = 0.005
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+# A head as a model's worker writes it, and as a client may have it.
+_PLAIN = re.compile(
+    rb"HTTP/1\.1 200 OK\r\ncontent-type: [ -~]+\r\ncontent-length: (\d{1,12})\r\n(?:x-ostler-[a-z-]+: [ -~]*\r\n)*\r\n"
 )
 
 Headers = list[tuple[bytes, bytes]]
@@ -52,6 +58,7 @@ class Head:
 class Sink(Protocol):
     """Who gets the answer of one exchange: `answered`, `body` as often as it takes, `finished`; or `failed`, once, at any time.
 
+    A sink that `passes` gets an answer that is whole in one read, with a plain head, as it is: `whole` takes the place of the three.
     `flush` follows what one read has brought. `full` and `drained` say whether the link takes more of the request's body.
     """
 
@@ -59,10 +66,13 @@ class Sink(Protocol):
     """The answer has no body, whatever its headers say (HEAD)."""
     is_sent: bool
     """All of the request has been handed to the link; one that is answered before is not used again."""
+    passes: bool
     upgrades: bool
     """A tunnel is wanted: `101` gives one, and everything after it is `body`."""
 
     def informed(self, status: int) -> None: ...
+
+    def whole(self, data: bytes, start: int) -> None: ...
 
     def answered(self, head: Head) -> None: ...
 
@@ -170,6 +180,11 @@ class Link(asyncio.Protocol):
         if sink is None:  # it speaks without being asked
             self._transport.abort()
             return
+        if not self.begun and sink.passes and not sink.bodiless:
+            plain = _PLAIN.match(data)
+            if plain is not None and plain.end() + int(plain[1]) == len(data):
+                self._pass(sink, data, plain.end())
+                return
         self.begun = True
         if self._tunnel:
             sink.body(data)
@@ -245,18 +260,27 @@ class Link(asyncio.Protocol):
             sink.body(rest)
         sink.flush()
 
+    def _pass(self, sink: Sink, data: bytes, start: int) -> None:
+        self._sink = None
+        self._free(sink)
+        sink.whole(data, start)
+
     def _finish(self) -> None:
-        """The answer is whole: the link is free for the next one, before anybody learns of it."""
         sink, self._sink = self._sink, None
         assert sink is not None
         assert self._head is not None
+        self._stale = self._stale or self._head.close
+        self._free(sink)
+        sink.finished(self._trailers)
+
+    def _free(self, sink: Sink) -> None:
+        """The answer is whole: the link is free for the next one, before anybody learns of it."""
         self.resume()
-        if self._stale or self._head.close or not sink.is_sent or self._transport.get_write_buffer_size():
+        if self._stale or not sink.is_sent or self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
             self.used = True
             self.upstream.give(self)
-        sink.finished(self._trailers)
 
     def _fail(self, reason: str) -> None:
         sink, self._sink = self._sink, None
