@@ -72,9 +72,9 @@ class Node:
     def direct(self, task: str) -> Connect:
         """The own socket of a model's worker; the model is loaded first."""
         with self.connect() as connection:
-            ask(connection, self.call(task, {"seconds": 0, "text": KB, "audio": ""})) if task != "words" else first_item(
-                connection, self.call(task)
-            )
+            ask(
+                connection, self.call(task, {"seconds": 0, "text": KB, "audio": ""})
+            ) if task != "words" else first_item(connection, self.call(task))
         return unix(str(next((self.data / "run").glob(f"{task}.*.sock"))))
 
     def health(self) -> dict:
@@ -191,9 +191,7 @@ def latency(node: Node, quick: bool, libs: str | None) -> None:
             "direct": (here, request("/infer", {"payload": payload})),
             "gateway": (there, node.call("work", payload)),
         }
-        sides = {
-            name: lambda c=c, d=d, n=count: p50([ask(c, d) for _ in range(n)]) for name, (c, d) in calls.items()
-        }
+        sides = {name: lambda c=c, d=d, n=count: p50([ask(c, d) for _ in range(n)]) for name, (c, d) in calls.items()}
         found = turns(sides, 4 if quick else 8)
         of = f"{ms(p50(found['direct']))} direct, {ms(p50(found['gateway']))} gateway"
         line(f"{seconds * 1000:g} ms of work: p50 over direct", shown(over(found, "gateway", "direct")), target, of)
@@ -273,7 +271,10 @@ def audio(node: Node, quick: bool, libs: str | None) -> None:
 
 def stream(node: Node, quick: bool, libs: str | None) -> None:
     direct = node.direct("words")
-    calls = {"direct": (direct(), request("/infer", {"payload": 1})), "gateway": (node.connect(), node.call("words", 1))}
+    calls = {
+        "direct": (direct(), request("/infer", {"payload": 1})),
+        "gateway": (node.connect(), node.call("words", 1)),
+    }
     sides = {name: lambda c=c, d=d: p50([first_item(c, d) for _ in range(10)]) for name, (c, d) in calls.items()}
     found = turns(sides, 4 if quick else 10)
     of = f"{ms(p50(found['direct']))} direct, {ms(p50(found['gateway']))} gateway"
@@ -335,7 +336,9 @@ def loading(node: Node, quick: bool, libs: str | None) -> None:
             cause.start()
             wait(lambda: node.health()["models"][f"loading:{how}"]["state"] == "STARTING")
             time.sleep(1)  # its interpreter has started
-            beside = {name: p99(steady(connection, data, 8, lambda: not cause.is_alive())) for name, data in warm.items()}
+            beside = {
+                name: p99(steady(connection, data, 8, lambda: not cause.is_alive())) for name, data in warm.items()
+            }
             if not cause.is_alive():
                 raise SystemExit("the load was over too early")
             cause.join()
@@ -417,7 +420,11 @@ def overload(node: Node, quick: bool, libs: str | None, seconds: float = 60.0) -
     of = f"{ms(p99(flood.accepted))} accepted, {ms(p99(alone))} unloaded; one call may wait"
     line("  p99 of accepted calls over unloaded", f"{p99(flood.accepted) / p99(alone):.2f}", "<= 2", of)
     for name, found in memory.items():
-        line(f"  memory of the {name}: first, last, most", f"{found[0]:.1f}, {found[-1]:.1f}, {max(found):.1f} MB", "flat")
+        line(
+            f"  memory of the {name}: first, last, most",
+            f"{found[0]:.1f}, {found[-1]:.1f}, {max(found):.1f} MB",
+            "flat",
+        )
 
 
 PARTS = {f.__name__: f for f in (latency, throughput, audio, stream, cold, loading, jobs, overload)}
@@ -433,7 +440,10 @@ def main() -> None:
     args = parser.parse_args()
     if args.pin is not None:
         os.sched_setaffinity(0, {args.pin})
-    print(f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}", flush=True)
+    print(
+        f"load {os.getloadavg()[0]:.1f}, {len(os.sched_getaffinity(0))} cores, Python {sys.version.split()[0]}",
+        flush=True,
+    )
     node = Node()
     try:
         for name in args.only.split(","):

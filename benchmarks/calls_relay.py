@@ -1,6 +1,6 @@
 """The least that a process between a client and a worker can do in Python: it copies bytes on uvloop, and looks at none of them.
 
-    python benchmarks/calls_relay.py PATH PORT
+python benchmarks/calls_relay.py PATH PORT
 """
 
 from __future__ import annotations
