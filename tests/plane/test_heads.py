@@ -42,6 +42,9 @@ class Wire:
 
     abort = close
 
+    def get_write_buffer_size(self) -> int:
+        return 1  # so nothing is written past it
+
     def can_write_eof(self) -> bool:
         return False
 

@@ -19,7 +19,7 @@ from ostler.plane.heads import Heads
 from ostler.plane.peers import Peers
 from ostler.plane.plan import Plan
 from ostler.plane.request import HELD, Request
-from ostler.plane.upstream import Link
+from ostler.plane.upstream import Link, write_now
 
 log = logging.getLogger("ostler.plane")
 
@@ -45,6 +45,7 @@ class Client(Entry, asyncio.Protocol):
         self.is_reading = False  # inside data_received
         self.is_full = False  # it does not take what is written
         self.is_tunnel = False
+        self._file = -1
         self._front = front
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -69,6 +70,7 @@ class Client(Entry, asyncio.Protocol):
         if not self.enter(transport, self._front.files()):
             return
         sock = transport.get_extra_info("socket")
+        self._file = sock.fileno()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             there, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
             if there and here:
@@ -322,7 +324,7 @@ class Client(Entry, asyncio.Protocol):
     # ---- writing, and not reading
 
     def write(self, data: bytes) -> None:
-        self.transport.write(data)
+        write_now(self.transport, self._file, data)
 
     def cut(self) -> None:
         """End the connection in the middle of an answer, so that its client sees that it is not whole."""
