@@ -180,7 +180,7 @@ def latency(node: Node, quick: bool, libs: str | None) -> None:
 
         sides = {"direct": side(here, own), "gateway": side(there, through), "relay": side(between, own)}
         found = turns(sides, 8 if quick else 20)
-    of = f"{p50(found['direct']) * 1e6:.0f} us direct, {p50(found['gateway']) * 1e6:.0f} us gateway, {p50(found['relay']) * 1e6:.0f} us relay"
+    of = ", ".join(f"{name} {p50(v) * 1e6:.0f} us (best {min(v) * 1e6:.0f})" for name, v in found.items())
     line("no-op, 1 KB, 1 client: p50 of the gateway over direct", shown(over(found, "gateway", "direct")), "<= 1.6", of)
     line("  a relay that only copies bytes, over direct", shown(over(found, "relay", "direct")), "")
     line("  the gateway over that relay", shown(over(found, "gateway", "relay")), "")
