@@ -32,7 +32,7 @@ LAYERS = [
     {"store"},
     {"envs"},
     {"private"},
-    {"config", "errors", "events", "loading", "parts"},
+    {"config", "errors", "events", "loading", "names", "parts"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py", "calls/running.py"}

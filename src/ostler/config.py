@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ostler.errors import ConfigError
+from ostler.names import is_pool_name, pool_name
 
-_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 _ENV_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.IGNORECASE)
 _VERSION = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 
@@ -150,6 +150,9 @@ class Settings:
     crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
     crash_delay: float = _setting(
         10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
+    )
+    job_nice: int = _setting(
+        5, "added to the niceness of job workers where the app has models, so that calls come first; 0: all are equal"
     )
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
     max_body: int = _setting(67_108_864, "the most bytes of a call's body")
@@ -376,7 +379,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
     sizes = {}
     for pair in pairs:
         name, equals, size = pair.strip().partition("=")
-        if not equals or not size.strip().isdigit() or not _POOL_NAME.fullmatch(name.strip()):
+        if not equals or not size.strip().isdigit() or not is_pool_name(name.strip()):
             raise ConfigError(f"{source}: {pair!r} is not a pool size; write name=number, such as tag=2")
         sizes[name.strip()] = int(size)
     return sizes
@@ -482,12 +485,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def pool_name(name: str) -> str:
-    """The name, when it can be part of a component id and a file name; raises ConfigError."""
-    if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please"
-        )
-    return name

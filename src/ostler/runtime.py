@@ -438,6 +438,7 @@ class Node:
             recycle=RecycleLimits(pool.recycle_count, pool.recycle_age, pool.recycle_rss_mb, pool.recycle_warm),
             tenant=tenant,
             need=self._need(name),
+            nice=self.settings.job_nice if self._gateway and not command else 0,
         )
 
     def _need(self, queue: str) -> Declared | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import inspect
 import math
 import os
@@ -97,6 +98,7 @@ class Running:
         self._door.start()
         try:
             kind = self._find()
+            gc.enable()  # worker.py has switched it off
             self._load(kind)
         except Failed as error:
             self.channel.send("failed", str(error)[:2000])

@@ -26,7 +26,7 @@ from ostler.calls.current import Call
 from ostler.calls.request import BadRequest, Reader, Request
 from ostler.lifecycle import child
 
-_AT_ONCE = 262_144  # bytes of one read
+_AT_ONCE = 65_536  # bytes of one read; a larger block would be mapped and unmapped for each, which costs more than a small call
 _SPARE = 64  # connections beside those that carry calls
 _LINGER = 5.0  # seconds for which the rest of a refused request is read
 _ID = re.compile(r"[\x21-\x7e]{1,200}")

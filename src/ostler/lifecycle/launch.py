@@ -50,6 +50,7 @@ def prepare(
         cwd=spec.cwd,
         beat=beat if spec.probe is None else None,
         descriptors=spec.descriptors,
+        nice=spec.nice,
     )
 
 

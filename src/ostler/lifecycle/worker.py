@@ -158,6 +158,7 @@ class PoolSpec:
     descriptors: Mapping[str, int] = field(default_factory=dict)
     outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
     need: Needs | None = None  # None: its workers are started without asking for memory
+    nice: int = 0  # added to the node's own niceness: the system prefers others to its workers
 
 
 @dataclass(slots=True)

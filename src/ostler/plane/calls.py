@@ -6,8 +6,8 @@ import asyncio
 import json
 import logging
 import math
+import random
 import re
-import secrets
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -17,6 +17,7 @@ from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
 from ostler.plane.request import OWN, Request
+from ostler.plane.timers import Timer, Timers
 from ostler.plane.turns import Turns
 from ostler.plane.upstream import Upstream
 
@@ -74,7 +75,7 @@ class Call:
         self.timeout = math.inf  # that the worker has
         self.keep: float | None = None
         self.place: Place | None = None
-        self.clock: asyncio.TimerHandle | None = None
+        self.clock: Timer | None = None
         self.sent_at = 0.0
         self.tried = False
         self.target: bytes | None = None  # at a server: the path and query that it gets
@@ -96,6 +97,7 @@ class Calls:
         self.leases = Leases(say)
         self.turns = Turns()
         self._exclusive = False
+        self._timers = Timers()
         self.tasks: dict[str, Task] = {}
         self._access: Access | None = None
         self.known = asyncio.Event()  # the node has said what there is
@@ -208,6 +210,18 @@ class Calls:
 
     def route(self, request: Request) -> Plan:
         """What is done with a request for a call."""
+        seen = request.seen
+        if seen is None:
+            return self._meant(request)
+        access, peer, plan = seen.memo or (None, None, None)
+        if access is None or access is not self._access or peer != request.peer:
+            plan = self._meant(request)
+            seen.memo = (self._access, request.peer, plan) if isinstance(plan, Peek) else None
+        # As in `Request.go`: the body is here.
+        return plan.then(request) if isinstance(plan, Peek) else plan
+
+    def _meant(self, request: Request) -> Plan:
+        """What its head asks for. A Peek says that it may, and which task is meant."""
         if self._access is None:
             return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
         access = self._access
@@ -233,11 +247,7 @@ class Calls:
         """The first bytes of a JSON body are here."""
         body = request.begun()
         if found := _FIRST.match(body):
-            try:
-                named = json.loads(found[1])
-            except ValueError:
-                named = None
-            return self._begin(request, task, named)
+            return self._begin(request, task, _read(found[1]))
         if not request.is_whole:
             if task.default is not None:
                 return self._begin(request, task, task.default)
@@ -261,7 +271,8 @@ class Calls:
         key = (task.name, model)
         if model not in task.models and (why := self._unlisted(task, model)):
             return why
-        terms = self._terms(key)
+        line = self.leases.lines.get(key)
+        terms = self._terms(key) if line is None else line.terms
         call = request.note = Call(self, request, key, self._loop.time())
         if task.path is not None:
             call.target = _target_at(request, task.path)
@@ -278,7 +289,7 @@ class Calls:
         if self.turns.ask(call, lambda: call.request.go(self._in_turn(call, terms))):
             return self._in_turn(call, terms)
         call.request.gone = lambda _: self._left(call)
-        call.clock = self._loop.call_at(call.deadline, self._no_turn, call)
+        call.clock = self._timers.at(call.deadline, self._no_turn, call)
         self._report_soon()
         return None
 
@@ -340,7 +351,7 @@ class Calls:
             return Refuse(
                 400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces"
             )
-        call.id = given or secrets.token_hex(8).encode()
+        call.id = given or b"%016x" % random.getrandbits(64)
         told = task.told(call.key[1])
         call.timeout = float(told["timeout"])
         patience = call.timeout + float(told["startup"])
@@ -376,7 +387,7 @@ class Calls:
         now = self._loop.time()
         call.place, call.sent_at = place, now
         until = min(call.deadline, now + call.timeout)
-        call.clock = self._loop.call_at(until, self._overdue, call)
+        call.clock = self._timers.at(until, self._overdue, call)
         request = call.request
         if call.target is not None:
             return Forward(
@@ -473,7 +484,7 @@ class Calls:
         now = self._loop.time()
         ends = call.sent_at + call.timeout
         if now < ends:  # the client's patience is over: it is cancelled as if it had gone
-            call.clock = self._loop.call_at(ends, self._overdue, call)
+            call.clock = self._timers.at(ends, self._overdue, call)
             message = f"{call.key[0]} {call.key[1]!r} did not answer within the {call.deadline - call.asked:g} s that were asked for"
         else:
             why = f"call {call.id.decode()} took more than {call.timeout:g} s"
@@ -516,6 +527,14 @@ def _head_at(request: Request, call: Call) -> bytes:
         if name not in _NOT_FOR_SERVERS and not name.startswith(b"x-ostler-"):
             out += (name, b": ", value, b"\r\n")
     return b"".join(out)
+
+
+def _read(text: bytes) -> str | None:
+    """A text of JSON."""
+    try:
+        return text[1:-1].decode() if b"\\" not in text else str(json.loads(text))
+    except ValueError:
+        return None
 
 
 def _is_json(request: Request) -> bool:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostler.plane.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make it three times as expensive, and there is one for each call
 class Forward:
     """Stream to the upstream. `head` None: the client's own, told for whom it is; else the request line and headers, each with its
     line end, without those that frame the body.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
 from ostler.plane.entry import STATUS_LINES, error_body, error_headers
+from ostler.plane.heads import Seen
 from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
 from ostler.plane.upstream import Head, Headers, Link
 
@@ -52,10 +53,14 @@ class Request:
     is_sent = False  # … and was handed over
     is_over = False  # it is answered, or its client has gone
     received = 0  # bytes of its body so far
+    sent = 0  # bytes of the upstream's answer so far, without its head
     status = 0  # of its answer, once that has begun
     gone: Callable[[Request], None] | None = None
     """Called when the client goes away while no plan runs: set it before you return None from a route."""
     note: object = None  # whatever a route wants to remember of it
+    seen: Seen | None = None  # its head came before
+    passes = True  # an answer that is whole in one read is taken as it is
+    _first: dict[bytes, bytes] | None = None
     _plan: Plan = None
     _peek: Peek | None = None
     _link: Link | None = None
@@ -67,7 +72,7 @@ class Request:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.headers: Headers = []  # names in lower case
+        self.headers: Headers = []  # names in lower case; the length of its body is `length` alone
         self._held: list[bytes] = []
         self._out: list[bytes] = []
 
@@ -85,13 +90,31 @@ class Request:
 
     def get(self, name: bytes) -> bytes | None:
         """The first header of that name (in lower case)."""
-        return next((value for found, value in self.headers if found == name), None)
+        if self._first is None:
+            self._first = dict(reversed(self.headers))
+        return self._first.get(name)
+
+    def head_fields(self) -> dict[str, Any]:
+        """What its head says, for `repeat`."""
+        self.get(b"")
+        names = ("method", "path", "version", "target", "query", "bodiless", "headers", "_first")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is here as a whole, and another one with this head is no different but for its body."""
+        return self.is_whole and self.keep and not (self.chunked or self.upgrades or self.get(b"expect"))
+
+    def repeat(self, seen: Seen, body: bytes) -> None:
+        """It has a head that came before, and all of its body."""
+        self.__dict__.update(seen.fields)
+        self.seen, self.is_whole = seen, True
+        self.length = self.received = self._held_size = len(body)
+        self._held = [body]
 
     def frame(self, name: bytes, value: bytes) -> None:
         """A header that says how its body comes."""
-        if name == b"content-length":
-            self.length = int(value)
-        elif name == b"transfer-encoding":
+        if name == b"transfer-encoding":
             self.chunked = True
         else:
             self.expects = value.lower() == b"100-continue"
@@ -323,10 +346,20 @@ class Request:
         self._out.append(b"\r\n" if self.keep else b"connection: close\r\n\r\n")
 
     def body(self, data: bytes) -> None:
+        self.sent += len(data)
         if self._chunked:
             self._out += (b"%x\r\n" % len(data), data, b"\r\n")
         else:
             self._out.append(data)
+
+    def whole(self, data: bytes, start: int) -> None:
+        """The answer has come as a whole, and its head is as a client may have it. Its body begins at `start`."""
+        self._answered, self.status, self.sent = True, 200, len(data) - start
+        self._keep_or_not()
+        if not self.keep:
+            data = data[: start - 2] + b"connection: close\r\n\r\n" + data[start:]
+        self._client.write(data)
+        self.finished([])
 
     def flush(self) -> None:
         if self._out:
