@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -162,7 +163,7 @@ def _runs(job: dict[str, Any]) -> str:
 
 def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
     """Why it waits: a running node knows most, the store what any node knows."""
-    if client.node_url(known) is not None:
+    if node_url(known) is not None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
@@ -224,7 +225,7 @@ def _watch(known: Settings, job: int) -> int:
     )
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
-        if found["status"] not in _ENDED and client.node_url(known) is None:
+        if found["status"] not in _ENDED and node_url(known) is None:
             print(f"no node is running on {known.data_dir}; job {job} waits until one is started with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
@@ -271,7 +272,7 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
     """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
     given = _chosen(jobs, filters)
-    cancel_ = _cancel_by_node if client.node_url(known) else _cancel_in_store
+    cancel_ = _cancel_by_node if node_url(known) else _cancel_in_store
     found = False
     for job, running in cancel_(known, jobs, given):
         found = True
