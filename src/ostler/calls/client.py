@@ -8,7 +8,7 @@ import math
 import re
 import secrets
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -104,7 +104,7 @@ class Caller:
         finally:
             await items.aclose()
 
-    def stream_sync(self, question: Question) -> Iterator[Any]:
+    def stream_sync(self, question: Question) -> Generator[Any, None, None]:
         items = items_of(self._blocking, question)
         try:
             while (item := run(_next(items))) is not END:

@@ -55,10 +55,10 @@ def enqueue(
     """
     with client.writable_store(known) as opened:
         tasks = opened.jobs.tasks()
-        values, pairs = _object(args_json), _pairs(args, tasks.get(task, {}).get("parameters", []))
-        if twice := values.keys() & pairs.keys():
+        values, given = _object(args_json), pairs(args, tasks.get(task, {}).get("parameters", []))
+        if twice := values.keys() & given.keys():
             raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
-        values |= pairs
+        values |= given
         job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
         if not (new or json_):
             print(f"job {job} already holds this unique key; nothing new was stored")
@@ -82,10 +82,11 @@ def _object(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Arguments of the form key=value; raises BadArguments."""
     types = {p["name"]: p.get("type") for p in parameters}
     values: dict[str, Any] = {}
-    for pair in pairs:
+    for pair in given:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not an argument; write key=value")
