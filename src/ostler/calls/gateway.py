@@ -123,6 +123,7 @@ class Gateway:
                 "common": _terms(spec.common),
                 "any_model": spec.any_model,
                 "max_models": spec.max_models,
+                "speaks": spec.speaks,
             }
             for name, spec in self._models.items()
         }

@@ -41,6 +41,7 @@ class Task:
         self.common: dict[str, Any] = told["common"]
         self.any_model: bool = told["any_model"]
         self.max_models: int = told["max_models"]
+        self.speaks: list[str] = told["speaks"]  # methods for OpenAI's routes
 
     @property
     def default(self) -> str | None:
@@ -184,13 +185,25 @@ class Calls:
 
     # ---- a call
 
-    def route(self, request: Request) -> Plan:
-        """What is done with a request for a call."""
+    @property
+    def max_body(self) -> int:
+        return self._max_body
+
+    def refusal(self, request: Request) -> Refuse | None:
+        """Why its client may not call; None when it may."""
         if self._access is None:
             return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
-        access = self._access
-        if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
-            return Refuse(why.status, why.code, why.message)
+        why = self._access.refusal(request.method, request.path, request.query, request.headers, request.peer)
+        return None if why is None else Refuse(why.status, why.code, why.message)
+
+    def begin(self, request: Request, task: Task, model: str) -> Plan:
+        """Call that model."""
+        return self._begin(request, task, model)
+
+    def route(self, request: Request) -> Plan:
+        """What is done with a request for a call."""
+        if why := self.refusal(request):
+            return why
         name = unquote(request.path[len(PATH) :])
         task = self.tasks.get(name)
         if task is None:
@@ -321,7 +334,7 @@ class Calls:
         until = min(call.deadline, now + call.timeout)
         call.clock = self._loop.call_at(until, self._overdue, call)
         request = call.request
-        head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
+        head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
         head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
         for name in (b"content-type", b"accept", b"content-encoding"):
             if (value := request.get(name)) is not None:
@@ -400,7 +413,9 @@ class Calls:
 
 
 def _error(status: int, code: str, message: str, call: Call) -> Refuse:
-    return Refuse(status, code, message, {"x-ostler-request-id": call.id.decode("latin-1")})
+    # It may have run: OpenAI's clients, which repeat what fails, are told not to.
+    named = {"x-ostler-request-id": call.id.decode("latin-1"), "x-should-retry": "false"}
+    return Refuse(status, code, message, named)
 
 
 def _refusal(why: Refusal, call: Call) -> Refuse:
