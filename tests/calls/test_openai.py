@@ -292,7 +292,7 @@ def test_a_bad_request_says_which_part_of_it_is_bad(node: Node, path: str, ask: 
         ("/v1/chat/completions", b'{"messages": []}', 400, "NO_MODEL"),
         ("/v1/chat/completions", b'{"model": 7}', 400, "NO_MODEL"),
         ("/v1/chat/completions", b'{"model": "smol", "messages": [' + b"[" * 300 + b"]" * 300 + b"]}", 400, None),
-        ("/v1/completions", b'{"model": "smol", "prompt": "x"}', 404, "model_not_found"),
+        ("/v1/completions", b'{"model": "smol", "prompt": "x"}', 404, None),  # of servers alone
         ("/v1/nothing", b"{}", 404, None),
     ],
 )
@@ -362,6 +362,16 @@ def test_the_name_is_found_as_a_json_parser_finds_it(monkeypatch: pytest.MonkeyP
     assert named > 100
     for cut in range(len(body)):
         _look(body[:cut])  # whatever it is, it ends
+
+
+def test_an_app_whose_models_speak_nothing_keeps_these_paths_for_itself() -> None:
+    def has(path: str, **about: Any) -> bool:
+        task = types.SimpleNamespace(**{"speaks": [], **about})
+        return routes.Routes(types.SimpleNamespace(tasks={"a": task})).has(path)  # type: ignore[arg-type]
+
+    assert not has("/v1/models") and not has("/v1/embeddings") and not has("/v1/completions", speaks=["chat"])
+    assert has("/v1/models", speaks=["chat"]) and has("/v1/models/a/b", speaks=["chat"])
+    assert has("/v1/completions", is_server=True) and not has("/v1/mine", is_server=True)
 
 
 def test_bodies_that_wait_for_their_name_are_bounded() -> None:

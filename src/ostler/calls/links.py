@@ -99,9 +99,13 @@ class BlockingLink:
         self.idle_since = 0.0
         left = _CONNECT if until is None else max(0.001, min(_CONNECT, until - time.monotonic()))
         self._socket = socket.create_connection((where.host, where.port), left)
-        if where.tls:
-            self._socket = _context().wrap_socket(self._socket, server_hostname=where.host)
-        _prepare(self._socket)
+        try:
+            _prepare(self._socket)
+            if where.tls:
+                self._socket = _context().wrap_socket(self._socket, server_hostname=where.host)
+        except BaseException:
+            self._socket.close()
+            raise
         self._file = self._socket.makefile("rb")
         self.close = weakref.finalize(self, _shut, self._file, self._socket)
 

@@ -31,11 +31,12 @@ _OF_SERVERS = frozenset(
 _PEEK = 65_536  # bytes in which the name is looked for first
 _KEPT = 268_435_456  # bytes of all bodies whose model is not known yet
 _AT_ONCE = 2000  # steps of the search through a long body, between which others have their turn
+_MOST_PARTS = 1000  # of a form
 _STRETCH = 1_048_576  # bytes of one step at the most
 _TOP, _INSIDE = re.compile(rb'["{}\[\],]'), re.compile(rb'["{}\[\]]')
 _STRING = re.compile(rb'\s*:\s*("(?:[^"\\]|\\.){0,1000}")')
 _BOUNDARY = re.compile(rb'boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
-_NAMED = re.compile(rb'name="?model"?\s*(?:;|\r\n|$)', re.IGNORECASE)
+_NAMED = re.compile(rb'[;\s]name="?model"?\s*(?:;|\r\n|$)', re.IGNORECASE)
 
 
 def tells(status: int, code: str, message: str) -> bytes:
@@ -54,8 +55,12 @@ class Routes:
         self._created = int(time.time())
 
     def has(self, path: str) -> bool:
-        """Whether it is one of these; others are the node's."""
-        return path in ROUTES or path == _MODELS or path.startswith(f"{_MODELS}/") or path in _OF_SERVERS
+        """Whether it is one of these; others, and all where no model has them, are the node's: an app may have such routes itself."""
+        if path in _OF_SERVERS:
+            return any(map(_is_server, self._calls.tasks.values()))
+        if path in ROUTES or path == _MODELS or path.startswith(f"{_MODELS}/"):
+            return any(task.speaks or _is_server(task) for task in self._calls.tasks.values())
+        return False
 
     def route(self, request: Request) -> Plan:
         request.tells = tells
@@ -205,10 +210,10 @@ def _in_form(request: Request, body: bytes) -> str | None:
         return None
     mark = b"--" + (said[1] or said[2])
     at = body.find(mark)
-    while at >= 0:
+    for _ in range(_MOST_PARTS):
         end = body.find(b"\r\n\r\n", at)
         following = body.find(b"\r\n" + mark, max(end, 0))
-        if end < 0 or following < 0:
+        if at < 0 or end < 0 or following < 0:
             return None
         if end - at < 4096 and _NAMED.search(body[at:end]):
             return body[end + 4 : following][:1000].decode(errors="replace")
