@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 from ostler import loading
 from ostler.calls import model as models_of
+from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch, store_batch_async
@@ -149,7 +150,7 @@ class _Declare:
 
 
 @dataclass(eq=False)
-class Ostler:
+class Ostler(Calling):
     """An app: the declarations of one file. `store` and `data` are defaults; ostler.toml, OSTLER_* and flags overrule them."""
 
     store: str | None = None

@@ -21,7 +21,9 @@ _VERSION = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 
 
 # Variables that Ostler itself gives to workers, the one that names the settings file, and GPUs for tests.
-_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label", "env", "fake_gpus"})
+_INTERNAL = frozenset(
+    {"component", "control", "family", "node", "config", "origin", "label", "env", "fake_gpus", "calls"}
+)
 
 
 _APPS = ("clips_", "fd_")  # variables of the apps that come with Ostler, and of descriptors that workers inherit
@@ -99,6 +101,10 @@ class Settings:
     advertise: str = _setting(
         "",
         "the URL by which other nodes reach this one (http://10.0.0.7:8356); empty: made of host and port, or nothing on loopback",
+    )
+    url: str = _setting(
+        "",
+        "the node that `app.call` and `ostler call` use, with `token`; empty: the one that runs on the data directory",
     )
     log_level: str = _setting("info", "debug, info, warning or error")
 

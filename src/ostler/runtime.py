@@ -21,6 +21,7 @@ import ostler
 from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
+from ostler.calls.address import GIVEN, new_key
 from ostler.calls.gateway import Gateway
 from ostler.calls.states import States
 from ostler.calls.tenants import PlaneTenant
@@ -377,15 +378,16 @@ class Node:
         ]
 
     def _calls(self) -> Gateway:
-        settings = self.settings
+        settings, run = self.settings, run_folder(self.settings.data_dir)
+        key = new_key(run)
 
         def interpreter(env: str | None) -> Path:
             return Path(sys.executable) if env is None else envs.interpreter(settings, self.app, env)
 
         def access() -> dict[str, Any]:
-            return Access.of(settings, self._secret).frame()
+            return Access.of(settings, self._secret, key).frame()
 
-        return Gateway(settings, self.app.models, self.target, run_folder(settings.data_dir), interpreter, access)
+        return Gateway(settings, self.app.models, self.target, run, interpreter, access)
 
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(
@@ -419,6 +421,7 @@ class Node:
             "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload),
             "OSTLER_RESULTS": self.settings.results,
             "OSTLER_ORIGIN": self._origin,
+            GIVEN: self.url,
         }
         if (named := env_of(self.settings, self.app, name)) is not None:
             env |= envs.variables(self.settings, named)

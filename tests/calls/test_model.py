@@ -295,3 +295,13 @@ def test_what_runs_in_another_environment_is_python_3_9(path: Path) -> None:
 
 def test_input_errors_are_known_to_models() -> None:
     assert issubclass(NotFound, InputError)
+
+
+def test_an_async_chat_needs_an_async_infer() -> None:
+    class Model:
+        def load(self, model_id: str) -> None: ...
+        def infer(self, payload: object) -> object: ...
+        async def chat(self, messages: object, options: object) -> object: ...
+
+    with pytest.raises(ConfigError, match="Model.chat is async, so infer must be, too"):
+        Ostler().model("talk")(Model)

@@ -159,6 +159,7 @@ class Gateway:
                 "any_model": spec.any_model,
                 "max_models": spec.max_models,
                 "path": spec.path if spec.is_server else None,
+                "speaks": spec.speaks,
             }
             for name, spec in self.models.items()
         }

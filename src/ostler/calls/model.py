@@ -107,6 +107,13 @@ class ModelSpec:
         return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
 
     @property
+    def speaks(self) -> list[str]:
+        """The methods with which it answers OpenAI's routes."""
+        from ostler.calls.openai import spoken  # noqa: PLC0415  only a node asks
+
+        return spoken(self.target)
+
+    @property
     def parks(self) -> bool:
         """Whether it has `park` and `wake` of its own."""
         return hasattr(self.target, "park")
@@ -304,6 +311,14 @@ def _check_class(what: str, target: Any, options: ModelOptions) -> None:
         raise ConfigError(f"{what}: class {target.__name__} needs both park and wake, or neither")
     if options.batch > 1 and not hasattr(target, "infer_batch"):
         raise ConfigError(f"{what}: batch={options.batch} needs a method infer_batch(self, payloads)")
+    function = getattr(target, "infer" if options.batch == 1 and hasattr(target, "infer") else "infer_batch")
+    for method in ("embed", "chat", "transcribe"):
+        if _is_async(getattr(target, method, None)) and not _is_async(function):
+            raise ConfigError(f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be, too")
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _check_method(what: str, target: Any, method: str) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
+from ostler.plane import openai
 from ostler.plane.calls import PATH, Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.plan import Forward, Plan
@@ -36,12 +37,15 @@ class Plane:
         self.front = Front(sock, self.route, files=lambda: len(self.node.links))
         self.channel = Channel(self._heard, self._facts)
         self.calls = Calls(self.channel.send)
+        self.openai = openai.Routes(self.calls)
         self._stop = asyncio.Event()
 
     def route(self, request: Request) -> Plan:
         """What is done with a request."""
         if request.path.startswith(PATH):
             return self.calls.route(request)
+        if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):
+            return self.openai.route(request)
         return self._to_node
 
     async def run(self) -> None:

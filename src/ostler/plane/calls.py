@@ -47,6 +47,7 @@ class Task:
         self.common: dict[str, Any] = told["common"]
         self.any_model: bool = told["any_model"]
         self.max_models: int = told["max_models"]
+        self.speaks: list[str] = told["speaks"]  # methods for OpenAI's routes
         self.path: str | None = told["path"]  # of a server: where calls are posted
 
     @property
@@ -208,6 +209,21 @@ class Calls:
 
     # ---- a call
 
+    @property
+    def max_body(self) -> int:
+        return self._max_body
+
+    def refusal(self, request: Request) -> Refuse | None:
+        """Why its client may not call; None when it may."""
+        if self._access is None:
+            return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
+        why = self._access.refusal(request.method, request.path, request.query, request.headers, request.peer)
+        return None if why is None else Refuse(why.status, why.code, why.message)
+
+    def begin(self, request: Request, task: Task, model: str) -> Plan:
+        """Call that model."""
+        return self._begin(request, task, model)
+
     def route(self, request: Request) -> Plan:
         """What is done with a request for a call."""
         seen = request.seen
@@ -222,11 +238,8 @@ class Calls:
 
     def _meant(self, request: Request) -> Plan:
         """What its head asks for. A Peek says that it may, and which task is meant."""
-        if self._access is None:
-            return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
-        access = self._access
-        if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
-            return Refuse(why.status, why.code, why.message)
+        if why := self.refusal(request):
+            return why
         name = unquote(request.path[len(PATH) :])
         name, inside, _ = name.partition("/")
         task = self.tasks.get(name)
@@ -275,7 +288,7 @@ class Calls:
         terms = self._terms(key) if line is None else line.terms
         call = request.note = Call(self, request, key, self._loop.time())
         if task.path is not None:
-            call.target = _target_at(request, task.path)
+            call.target = _target_at(request, task.path) if request.path.startswith(PATH) else request.target
         if why := self._read_wishes(call, task):
             return why
         return self._start(call, terms)
@@ -397,7 +410,7 @@ class Calls:
                 ended=lambda _, how: self._ended(call, how),
                 max_body=self._max_body,
             )
-        head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
+        head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
         head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
         for name in (b"content-type", b"accept", b"content-encoding"):
             if (value := request.get(name)) is not None:
@@ -495,7 +508,9 @@ class Calls:
 
 
 def _error(status: int, code: str, message: str, call: Call) -> Refuse:
-    return Refuse(status, code, message, {"x-ostler-request-id": call.id.decode("latin-1")})
+    # It may have run: OpenAI's clients, which repeat what fails, are told not to.
+    named = {"x-ostler-request-id": call.id.decode("latin-1"), "x-should-retry": "false"}
+    return Refuse(status, code, message, named)
 
 
 def _refusal(why: Refusal, call: Call) -> Refuse:

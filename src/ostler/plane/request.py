@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -40,6 +39,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _INTERNAL = Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details")
 
 
+def _shaped(_status: int, code: str, message: str) -> bytes:
+    return error_body(code, message)
+
+
 class Request:
     """One request and its answer. Also the sink of the link that it is forwarded on."""
 
@@ -57,10 +60,13 @@ class Request:
     status = 0  # of its answer, once that has begun
     gone: Callable[[Request], None] | None = None
     """Called when the client goes away while no plan runs: set it before you return None from a route."""
+    inner = b"/infer"  # where a worker takes it
     note: object = None  # whatever a route wants to remember of it
     seen: Seen | None = None  # its head came before
     passes = True  # an answer that is whole in one read is taken as it is
     _first: dict[bytes, bytes] | None = None
+    tells: Callable[[int, str, str], bytes] = staticmethod(_shaped)
+    """The body of an error (status, code, message), for routes whose clients expect another shape."""
     _plan: Plan = None
     _peek: Peek | None = None
     _link: Link | None = None
@@ -425,8 +431,8 @@ class Request:
     def _break_off(self, reason: str) -> None:
         """The answer has begun and will not be whole: its client must not take it for whole."""
         if self._sse:
-            error = json.dumps({"error": {"code": "BAD_UPSTREAM", "message": reason}})
-            self.body(f"event: error\ndata: {error}\n\n".encode())
+            error = self.tells(502, "BAD_UPSTREAM", reason)
+            self.body(b"event: error\ndata: " + error + b"\n\n")
         self.flush()
         self.is_over = True
         self._client.cut()
@@ -542,7 +548,7 @@ class Request:
 
     def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         """An error as the whole answer."""
-        self.reply(status, error_headers(status, headers), error_body(code, message))
+        self.reply(status, error_headers(status, headers), self.tells(status, code, message))
 
     def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin an answer; it goes out with its first bytes, or at its end."""
