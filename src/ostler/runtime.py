@@ -22,6 +22,7 @@ from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.calls.gateway import Gateway, PlaneTenant
+from ostler.calls.records import CallLog
 from ostler.check import check_app, env_of
 from ostler.config import Settings
 from ostler.errors import StoreBusy
@@ -235,7 +236,8 @@ class Node:
         member = self._member
         tasks = frozenset(self.app.tasks)
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
-        self._gateway = self._calls() if self.has_plane else None
+        calls = CallLog(self.app.models, lanes.records, bus, lambda: member.id)
+        self._gateway = self._calls(calls) if self.has_plane else None
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
             exclusive=settings.gpu_exclusive,
@@ -245,7 +247,7 @@ class Node:
         supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member, ledger)
         dispatcher.supervisor = supervisor
         if self._gateway is not None:
-            self._gateway.supervisor = supervisor
+            self._gateway.supervisor, calls.pools = supervisor, supervisor.pools
         neighbours = Neighbours(
             settings,
             member,
@@ -285,6 +287,7 @@ class Node:
             tails=tails,
             secret=self._secret,
             models=self._gateway.states if self._gateway else dict,
+            calls=calls,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         web = Server(build(context, self.app.routes), web_socket)
@@ -299,6 +302,7 @@ class Node:
         order = [
             lanes,
             incidents,
+            calls,
             leave,
             dispatcher,
             ledger,
@@ -371,7 +375,7 @@ class Node:
             *([self._plane(self._gateway), *self._gateway.specs()] if self._gateway else []),
         ]
 
-    def _calls(self) -> Gateway:
+    def _calls(self, records: CallLog) -> Gateway:
         settings = self.settings
 
         def interpreter(env: str | None) -> Path:
@@ -380,7 +384,8 @@ class Node:
         def access() -> dict[str, Any]:
             return Access.of(settings, self._secret).frame()
 
-        return Gateway(settings, self.app.models, self.target, run_folder(settings.data_dir), interpreter, access)
+        run = run_folder(settings.data_dir)
+        return Gateway(settings, self.app.models, self.target, run, interpreter, access, records)
 
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(

@@ -11,6 +11,7 @@ and the plane hears where they serve. A warm call touches nothing of this.
     ["served", {component: calls}]                         ["close", task, model, replica, generation]
     ["kept" | "freed", task, model, replica, generation]   ["evict", task, model, replica, generation]
     ["facts", {…}]                                         ["state", task, model, replica, text]
+    ["calls", rows, left out, tallies]    ended calls: see records.py
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostler.calls.model import ModelOptions, ModelSpec, launch
+from ostler.calls.records import CallLog
 from ostler.config import Settings
 from ostler.errors import OstlerError
 from ostler.lifecycle.admission import Need
@@ -59,7 +61,9 @@ class Gateway:
         run: Path,
         interpreter: Callable[[str | None], Path],
         access: Callable[[], dict[str, Any]],
+        records: CallLog,
     ) -> None:
+        self.records = records
         self._settings, self._models, self._target, self._run = settings, models, target, run
         self._interpreter, self._access = interpreter, access
         self.supervisor: Supervisor
@@ -162,10 +166,14 @@ class Gateway:
                 self._count(served)
             case ["facts", dict(facts)]:
                 self.facts = facts
+                self.records.facts(facts)
+            case ["calls", list(rows), dict(left_out), list(tallies)]:
+                self.records.take(rows, left_out, tallies)
             case _:
                 log.warning("the data plane said something that is not understood: %r", frame[:1])
 
     def _say(self, *frame: object) -> None:
+        self.records.said(frame)
         if self._plane is not None:
             self._plane.send(*frame)
 
@@ -208,6 +216,7 @@ class Gateway:
             return
         if answer == "freed":
             log.info("%s leaves: others need its memory", worker.component)
+            self.records.evicted(worker)
             self._open.discard(worker)
             self.supervisor.stop_slot(worker.slot, worker.pool.spec.stop_grace)
         elif worker.ticket is not None:
@@ -240,6 +249,7 @@ class Gateway:
 
     def is_up(self, worker: Worker) -> None:
         self._was_up.add(worker)
+        self.records.loaded(worker)
         self._wanted.discard(worker.slot)
         self._said.pop(worker.component, None)
         self._say_up(worker)
@@ -277,6 +287,7 @@ class Gateway:
 
     def is_gone(self, worker: Worker, end: Exit) -> Left:
         model, replica = json.loads(worker.slot.key or "[]")
+        self.records.gone(worker)
         served = worker in self._was_up
         self._was_up.discard(worker)
         self._open.discard(worker)
@@ -329,7 +340,8 @@ class Gateway:
         for name, spec in self._models.items():
             slots = {json.loads(s.key or "[]")[0]: s for s in self.supervisor.pools[name].slots}
             for model in dict.fromkeys([*spec.models, *slots]):
-                found[f"{name}:{model}"] = self._state(slots.get(model), self.facts.get(f"{name}\n{model}", {}))
+                state = self._state(slots.get(model), self.facts.get(f"{name}\n{model}", {}))
+                found[f"{name}:{model}"] = {**state, "reason": self.records.reason(name, model)}
         return found
 
     def _state(self, slot: Slot | None, told: Mapping[str, Any]) -> dict[str, Any]:

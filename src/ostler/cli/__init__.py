@@ -19,6 +19,7 @@ _COMMANDS = {
     "jobs": "jobs",
     "cancel": "jobs",
     "retry": "jobs",
+    "calls": "calls",
     "nodes": "nodes",
     "health": "nodes",
     "workers": "workers",

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote
 from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
+from ostler.plane.records import Records
 from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
@@ -62,11 +63,13 @@ class Call:
         self.clock: asyncio.TimerHandle | None = None
         self.sent_at = 0.0
         self.tried = False
+        self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
 
     def granted(self, place: Place) -> None:
         self.request.go(self._calls.forward(self, place))
 
     def refused(self, why: Refusal) -> None:
+        self._calls.records.refused(self, why)
         self.request.go(_refusal(why, self))
 
 
@@ -88,6 +91,13 @@ class Calls:
         self._due = math.inf
         self._reporting: asyncio.TimerHandle | None = None
         self._tails: dict[tuple[Key, int], tuple[str, list[str]]] = {}  # how workers ended, for those who were in them
+        self.records = Records(
+            say,
+            self._loop.time,
+            self._report_soon,
+            dead=lambda key, generation: (key, generation) in self._tails,
+            leave=self.leases.leave,
+        )
 
     # ---- what the node says
 
@@ -160,13 +170,15 @@ class Calls:
 
     def _report_soon(self) -> None:
         if self._reporting is None:
-            self._reporting = self._loop.call_later(_TOLD, self._report)
+            self._reporting = self._loop.call_later(_TOLD, self.report)
 
-    def _report(self) -> None:
+    def report(self, *, last: bool = False) -> None:
+        """Tell the node how it is."""
         self._reporting = None
         if self._served:
             self._say("served", self._served)
             self._served = {}
+        self.records.report(last=last)
         self._say("facts", self.facts())
 
     def facts(self) -> dict[str, Any]:
@@ -192,6 +204,8 @@ class Calls:
         if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
             return Refuse(why.status, why.code, why.message)
         name = unquote(request.path[len(PATH) :])
+        if request.method != "POST" and (plan := self.records.route(request, name)):
+            return plan
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
@@ -245,16 +259,20 @@ class Calls:
     def _ask(self, call: Call, terms: Terms) -> Plan:
         found = self.leases.ask(call.key, terms, call, self._loop.time())
         if isinstance(found, Place):
+            self.records.begin(call)
             return self.forward(call, found)
         if found is not None:
+            self.records.refused(call, found)
             return _refusal(found, call)
+        self.records.begin(call)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
         self._look_by(call.deadline)
         return None
 
     def _left(self, call: Call) -> None:
-        self.leases.leave(call)
+        if self.leases.leave(call):
+            self.records.left(call)
         self._report_soon()
 
     def _unlisted(self, task: Task, model: str) -> Refuse | None:
@@ -357,6 +375,7 @@ class Calls:
 
     def _ended(self, call: Call, how: str) -> None:
         if call.place is not None:
+            self.records.ended(call, how)
             self._release(call, answered=how == "done")
 
     def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
@@ -365,9 +384,11 @@ class Calls:
         assert place is not None
         if self.leases.lose(place):
             self._loop.call_later(_NEWS, self._unheard, place)
+        if sent or call.tried:
+            self.records.died(call)
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
-            call.tried = True
+            call.tried, call.sent_at = True, 0.0
             return self._ask(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""

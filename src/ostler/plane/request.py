@@ -52,6 +52,7 @@ class Request:
     is_sent = False  # … and was handed over
     is_over = False  # it is answered, or its client has gone
     received = 0  # bytes of its body so far
+    sent = 0  # bytes of the upstream's answer so far, without its head
     status = 0  # of its answer, once that has begun
     gone: Callable[[Request], None] | None = None
     """Called when the client goes away while no plan runs: set it before you return None from a route."""
@@ -95,6 +96,11 @@ class Request:
             self.chunked = True
         else:
             self.expects = value.lower() == b"100-continue"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its answer goes out as it comes, with a length that nobody knew."""
+        return self._sse or self._chunked
 
     @property
     def is_repeatable(self) -> bool:
@@ -321,6 +327,7 @@ class Request:
         self._out.append(b"\r\n" if self.keep else b"connection: close\r\n\r\n")
 
     def body(self, data: bytes) -> None:
+        self.sent += len(data)
         if self._chunked:
             self._out += (b"%x\r\n" % len(data), data, b"\r\n")
         else:
@@ -424,13 +431,13 @@ class Request:
         """Whether the plane waits for its end when it is asked to stop."""
         return not (self._sse and isinstance(self._plan, Forward) and not self._plan.finishes)
 
-    def abandon(self, plan: Plan) -> None:
+    def abandon(self, plan: Plan, reason: str = "it took too long") -> None:
         """Leave the upstream to itself, and do this instead; an answer that has begun breaks off."""
         if self.is_over:
             return
         self._drop_link("late")
         if self._answered:
-            self._break_off("it took too long")
+            self._break_off(reason)
         else:
             self.go(plan)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ostler.calls.records import CallLog
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
@@ -46,5 +47,6 @@ class Context:
     tails: Tails
     secret: str
     models: Callable[[], dict[str, dict[str, Any]]]  # those that can be called, and how they are
+    calls: CallLog
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
     started_at: int = field(default_factory=now_ms)
