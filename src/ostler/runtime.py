@@ -58,6 +58,7 @@ from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.web.app import build
+from ostler.web.call_metrics import CallMetrics
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
 from ostler.web.server import Server, advertised, listen, listen_unix, run_folder, url_of
@@ -290,6 +291,7 @@ class Node:
             calls=calls,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
+        metrics.registry.register(CallMetrics(calls, context.models, ledger))
         web = Server(build(context, self.app.routes), web_socket)
 
         def rung() -> None:

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 from typing import Any
 
@@ -221,6 +222,46 @@ def test_every_call_of_a_flood_is_in_the_log_or_counted_as_left_out(models: Node
                 told += stream.recv(65536)
     until(lambda: answered() >= before + many + 1, "all to be counted")
     until(lambda: accounted() == answered(), "each to be in the log or left out")
+
+
+def samples(node: Node) -> dict[str, float]:
+    """The metrics by name and labels, as they are written."""
+    with urllib.request.urlopen(f"{node.url}/metrics", timeout=60) as response:
+        lines = response.read().decode().splitlines()
+    return {name: float(value) for name, _, value in (line.rpartition(" ") for line in lines if line[0] != "#")}
+
+
+def test_metrics_tell_of_each_model_and_do_not_go_back_when_the_plane_is_replaced(models: Node, tmp_path: Path) -> None:
+    echo = '{model="org/big:7b",task="echo"}'
+    name, headers = named()
+    assert ask(models, "echo", 1, model="org/big:7b", headers=headers)[0] == 200
+    logged(models, name)
+    found = samples(models)
+    done = found['ostler_calls_total{model="org/big:7b",outcome="done",task="echo"}']
+    assert (
+        done >= 1
+        and found[f"ostler_call_seconds_count{echo}"] == found[f"ostler_call_wait_seconds_count{echo}"] == done
+    )
+    assert found['ostler_call_seconds_bucket{le="+Inf",model="org/big:7b",task="echo"}'] == done
+    assert found[f"ostler_call_seconds_sum{echo}"] > 0
+    assert found[f"ostler_model_loads_total{echo}"] >= 1 and found[f"ostler_model_workers{echo}"] == 1
+    assert found[f"ostler_call_received_bytes_total{echo}"] > 0
+    until(lambda: 'ostler_memory_bytes{device="host",kind="room",name="host"}' in samples(models), "the host's memory")
+    asking = [Asking(models, "slow", {"begun": str(tmp_path / "b"), "go": str(tmp_path / "go")}) for _ in range(2)]
+    slow = '{model="slow",task="slow"}'
+    until(lambda: [samples(models)[f"ostler_calls_{k}{slow}"] for k in ("in_flight", "waiting")] == [1, 1], "both")
+    (tmp_path / "go").touch()
+    assert [a.result()[0] for a in asking] == [200, 200]
+    until(lambda: samples(models)[f"ostler_calls_in_flight{slow}"] == 0, "both to be over")
+    plane = models.worker("worker:plane:0")
+    os.kill(plane["pid"], signal.SIGKILL)
+    models.wait_worker(
+        "worker:plane:0", "another plane", lambda w: w["generation"] > plane["generation"] and w["status"] == "healthy"
+    )
+    name, headers = named()
+    assert ask(models, "echo", 1, model="org/big:7b", headers=headers)[0] == 200
+    logged(models, name)
+    assert samples(models)['ostler_calls_total{model="org/big:7b",outcome="done",task="echo"}'] == done + 1
 
 
 def test_an_idle_node_lists_nothing_and_a_plane_that_dies_takes_nothing_back(models: Node) -> None:

@@ -130,6 +130,11 @@ class CallLog:
         pool = self.pools.get(task)
         return next((slot for slot in pool.slots if slot.key == key), None) if pool else None
 
+    def slots(self, task: str, model: str) -> list[Slot]:
+        """The workers' slots of a model that were ever opened."""
+        pool = self.pools.get(task)
+        return [slot for slot in pool.slots if _model(slot) == model] if pool else []
+
     # ---- what the gateway says
 
     def loaded(self, worker: Worker) -> None:
