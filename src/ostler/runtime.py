@@ -265,8 +265,19 @@ class Node:
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
         upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
+        models = self._gateway.states if self._gateway else dict
         watch = Watch(
-            settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
+            settings,
+            broker,
+            bus,
+            supervisor,
+            dispatcher,
+            poll,
+            lanes.glance,
+            lanes.all(),
+            incidents,
+            self._queues(),
+            models,
         )
         tails = Tails(bus)
         context = Context(
@@ -287,7 +298,7 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
-            models=self._gateway.states if self._gateway else dict,
+            models=models,
             calls=calls,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )

