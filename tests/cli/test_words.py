@@ -118,7 +118,7 @@ def test_every_event_is_one_line_with_its_time_and_object() -> None:
         (event("stream", "stream", {"reason": "gone"}, "resync"), "stream", "gone: the whole state follows"),
         (event("queue:jobs", "stream", {"reason": "too many"}, "resync"), "queue:jobs", "too many"),
         (event("stream", "stream", {"node": "n", "epoch": "e"}, "live"), "stream", "changes follow"),
-        (event("call:x:status", "call", {"calls": 1}), "call:x:status", '{"calls": 1}}'),
+        (event("session:x:status", "session", {"calls": 1}), "session:x:status", '{"calls": 1}}'),
     ]  # fmt: skip
     for body, subject, said in told:
         line = words.line(body, None).plain
