@@ -198,6 +198,12 @@ class CallLog:
         known.add(model)
         return model
 
+    def tasks(self) -> list[dict[str, Any]]:
+        """What can be called."""
+        return [
+            {"task": name, "models": [*spec.models], "any_model": spec.any_model} for name, spec in self._models.items()
+        ]
+
     def series(self, task: str | None, model: str | None) -> list[dict[str, Any]]:
         """The last ten minutes in steps of ten seconds that have anything in them, oldest first."""
         found: dict[int, Bucket] = {}

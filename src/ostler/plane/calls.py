@@ -338,6 +338,7 @@ class Calls:
         call.place, call.sent_at = place, now
         until = min(call.deadline, now + call.timeout)
         call.clock = self._loop.call_at(until, self._overdue, call)
+        self._report_soon()
         request = call.request
         head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
         head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)

@@ -111,13 +111,16 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("/models", summary="The models of this node, and its memory")
     async def models() -> JSONResponse:
-        """`models` as in health, with what was counted since the node started; `memory` has the host and each GPU in MB."""
+        """`models` as in health, with what was counted since the node started; `tasks` with the ids that they list; `memory` has the
+        host and each GPU in MB.
+        """
         ledger = context.supervisor.ledger
         found = [{**_named(name), **state} for name, state in context.models().items()]
         for one in found:
             counters = context.calls.of(one["task"], one["model"])
             one |= {"calls": counters.tally.outcomes, "loads": counters.loads, "evictions": counters.evictions}
-        return JSONResponse({"models": found, "memory": None if ledger is None else ledger.snapshot()})
+        memory = None if ledger is None else ledger.snapshot()
+        return JSONResponse({"models": found, "tasks": context.calls.tasks(), "memory": memory})
 
     @routes.get("/models/series", summary="Calls of the last ten minutes, in steps of ten seconds")
     async def series(
