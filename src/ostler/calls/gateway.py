@@ -141,6 +141,7 @@ class Gateway:
             self._plane = None
             self._open.clear()
             self.facts = {}
+            self.records.facts({})
             self.supervisor.wake()
 
     def heard(self, frame: Frame) -> None:
