@@ -64,10 +64,11 @@ def test_an_answered_call_is_logged_with_its_worker_times_bytes_and_memory(model
     body = ask(models, "echo", "x" * 1000, model="org/big:7b", headers=headers)[1]
     row = logged(models, name)
     assert (row["task"], row["model"], row["outcome"], row["status"]) == ("echo", "org/big:7b", "done", 200)
-    assert row["worker"] == "worker:echo:0" and row["node"] and row["code"] is None and row["streamed"] is False
+    worker = state(models, "echo:org/big:7b")["worker"]
+    assert row["worker"] == worker and row["node"] and row["code"] is None and row["streamed"] is False
     assert row["bytes_in"] > 1000 and row["bytes_out"] > 1000
-    assert row["took_ms"] >= body["processing_time_ms"] * 0.5 and row["waited_ms"] > 1  # the model was loaded meanwhile
-    until(lambda: models.worker("worker:echo:0")["rss_mb"], "its first heartbeat")
+    assert row["took_ms"] >= body["processing_time_ms"] * 0.5 and row["waited_ms"] >= 0
+    until(lambda: models.worker(worker)["rss_mb"], "its first heartbeat")
     name, headers = named()
     ask(models, "echo", 1, model="org/big:7b", headers=headers)
     assert logged(models, name)["host_mb"] > 5
@@ -122,7 +123,7 @@ def test_calls_in_line_and_in_a_worker_are_listed_and_can_be_cancelled_one_by_on
     until(Path(f"{go}.cancelled").exists, "the model to see that it was cancelled")
     Path(go).touch()
     assert patient.result()[0] == 200, "its neighbour was touched"
-    assert cancel(models, first)[0] == cancel(models, "nobody")[0] == 404
+    assert [cancel(models, name)[0] for name in (first, "nobody", "a%2Fb")] == [404, 404, 404]
     rows = [logged(models, n) for n in (first, second, third, fourth)]
     assert [(r["outcome"], r["code"], r["status"]) for r in rows] == [
         ("cancelled", "CANCELLED", 499),
@@ -206,7 +207,7 @@ def test_the_log_is_read_in_pages_and_by_filter_and_bad_filters_are_refused(mode
 
 def test_every_call_of_a_flood_is_in_the_log_or_counted_as_left_out(models: Node) -> None:
     def answered() -> int:
-        return sum(m["calls"].get("done", 0) for m in models.get("/api/v1/models")[1]["models"])
+        return sum(m["calls"].get("done", 0) for m in models.get("/api/v1/models/stats")[1]["models"])
 
     def accounted() -> int:
         with models.open_store(read_only=True) as store:
@@ -295,7 +296,7 @@ def test_a_model_that_cannot_be_had_says_why_where_it_is_shown(models: Node) -> 
     assert ask(models, "broken", 1)[0] == 503
     shown = state(models, "broken:broken")
     assert "no such file: weights.bin" in shown["reason"]
-    (one,) = [m for m in models.get("/api/v1/models")[1]["models"] if m["task"] == "broken"]
+    (one,) = [m for m in models.get("/api/v1/models/stats")[1]["models"] if m["task"] == "broken"]
     assert one["reason"] == shown["reason"]
 
 
@@ -304,12 +305,12 @@ def test_an_idle_node_lists_nothing_and_a_plane_that_dies_takes_nothing_back(mod
     ask(models, "echo", 1, model="echo", headers=headers)
     logged(models, name)
     until(lambda: running(models) == {}, "nothing to be under way")
-    before = models.get("/api/v1/models")[1]["models"]
+    before = models.get("/api/v1/models/stats")[1]["models"]
     plane = models.worker("worker:plane:0")
     os.kill(plane["pid"], signal.SIGKILL)
     models.wait_worker(
         "worker:plane:0", "another plane", lambda w: w["generation"] > plane["generation"] and w["status"] == "healthy"
     )
-    after = models.get("/api/v1/models")[1]["models"]
+    after = models.get("/api/v1/models/stats")[1]["models"]
     assert [m["calls"] for m in after] == [m["calls"] for m in before]
     assert state(models, "echo:echo")["reason"] is None

@@ -23,7 +23,7 @@ class Clock:
 
 
 def records(told: Told, clock: Clock, dead: bool = False) -> Records:
-    return Records(told, clock, lambda: None, dead=lambda key, generation: dead, leave=lambda call: False)
+    return Records(told, clock, lambda: None, dead=lambda key, generation: dead, leave=lambda call: None)
 
 
 def call(name: str = "one", *, status: int = 200, sent_at: float = 99.5, generation: int = 3) -> Any:

@@ -96,7 +96,7 @@ class Calls:
             self._loop.time,
             self._report_soon,
             dead=lambda key, generation: (key, generation) in self._tails,
-            leave=self.leases.leave,
+            leave=self._left,
         )
 
     # ---- what the node says
@@ -203,9 +203,9 @@ class Calls:
         access = self._access
         if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
             return Refuse(why.status, why.code, why.message)
-        name = unquote(request.path[len(PATH) :])
-        if request.method != "POST" and (plan := self.records.route(request, name)):
+        if request.method != "POST" and (plan := self.records.route(request, request.path[len(PATH) :])):
             return plan
+        name = unquote(request.path[len(PATH) :])
         task = self.tasks.get(name)
         if task is None:
             known = ", ".join(sorted(self.tasks)) or "none"
@@ -271,8 +271,8 @@ class Calls:
         return None
 
     def _left(self, call: Call) -> None:
-        if self.leases.leave(call):
-            self.records.left(call)
+        self.leases.leave(call)
+        self.records.left(call)
         self._report_soon()
 
     def _unlisted(self, task: Task, model: str) -> Refuse | None:

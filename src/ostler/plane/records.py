@@ -11,6 +11,7 @@ import random
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import unquote
 
 from ostler.calls.tally import Tally
 from ostler.plane.leases import Key, Refusal
@@ -78,7 +79,9 @@ def _row(ending: _Ending, outcome: str, asked: float, waited: float, took: float
 
 
 class Records:
-    """The plane's calls, under way and ended. `dead(key, generation)` tells whether that worker is known to have ended."""
+    """The plane's calls, under way and ended. `dead(key, generation)` tells whether that worker is known to have ended; `leave(call)`
+    takes one out of its line, and then says `left`.
+    """
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class Records:
         clock: Callable[[], float],
         soon: Callable[[], None],
         dead: Callable[[Key, int], bool],
-        leave: Callable[[Call], bool],
+        leave: Callable[[Call], None],
     ) -> None:
         self._say, self._clock, self._soon, self._dead, self._leave = say, clock, soon, dead, leave
         self.running: dict[Call, None] = {}  # in the order in which they came
@@ -105,8 +108,9 @@ class Records:
         self._end(call, "deadline" if why.code == "DEADLINE" else "refused", why.status, why.code)
 
     def left(self, call: Call) -> None:
-        """Its client has gone while it was in line."""
-        self._end(call, "cancelled", CANCELLED, "LEFT")
+        """It was taken out of its line: its client has gone, or it was cancelled."""
+        if call in self.running:
+            self._end(call, "cancelled", CANCELLED, call.verdict.upper() or "LEFT")
 
     def died(self, call: Call) -> None:
         """Its worker ended without an answer."""
@@ -170,8 +174,13 @@ class Records:
 
     # ---- what operators ask
 
-    def route(self, request: Request, name: str) -> Plan:
-        """GET /api/v1/calls/running and DELETE /api/v1/calls/{request id}; None: something else is asked for."""
+    def route(self, request: Request, rest: str) -> Plan:
+        """GET /api/v1/calls/running and DELETE /api/v1/calls/{request id}; None: something else is asked for. `rest` is the path behind
+        /calls/, as it came: a slash in an id is escaped.
+        """
+        if "/" in rest:
+            return None
+        name = unquote(rest)
         if request.method in ("GET", "HEAD") and name == RUNNING:
             return Reply(200, _JSON, json.dumps(self.listing()).encode())
         if request.method == "DELETE":
@@ -215,10 +224,10 @@ class Records:
         for call in found:
             refusal = Refusal(CANCELLED, "CANCELLED", f"call {name} was cancelled by an operator")
             plan = Refuse(*refusal[:3], {"x-ostler-request-id": name})
-            if self._leave(call):
-                self._end(call, "cancelled", CANCELLED, "CANCELLED")
+            call.verdict = call.verdict or "cancelled"
+            if call.place is None:
+                self._leave(call)
                 call.request.go(plan)
             else:
-                call.verdict = call.verdict or "cancelled"
                 call.request.abandon(plan, "it was cancelled by an operator")
         return len(found)

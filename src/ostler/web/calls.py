@@ -104,23 +104,25 @@ def router(context: Context) -> APIRouter:
     async def running() -> JSONResponse:
         return JSONResponse({"calls": [], "total": 0})
 
-    @routes.delete("/calls/{request_id:path}", response_model=Cancelled, status_code=202, summary="Cancel a call")
+    @routes.delete("/calls/{request_id}", response_model=Cancelled, status_code=202, summary="Cancel a call")
     async def cancel(request_id: str) -> JSONResponse:
         """In line or in its worker, on this node. Its caller gets 499 `CANCELLED`. The model sees `cancelled()`."""
         raise NotFound(f"no call {request_id[:128]!r} is under way; this node serves no models")
 
-    @routes.get("/models", summary="The models of this node, and its memory")
-    async def models() -> JSONResponse:
-        """`models` as in health, with what was counted since the node started; `tasks` with the ids that they list; `memory` has the
-        host and each GPU in MB.
-        """
+    @routes.get("/memory", summary="The memory of this node")
+    async def memory() -> JSONResponse:
+        """`host` and `devices` with who holds how much of them, and who waits for some; in MB. `host` is null until it was read."""
         ledger = context.supervisor.ledger
+        return JSONResponse({"host": None, "devices": [], "waiting": []} if ledger is None else ledger.snapshot())
+
+    @routes.get("/models/stats", summary="The models of this node, with what was counted of them")
+    async def stats() -> JSONResponse:
+        """`models` as in health, with outcomes, loads and evictions since the node started; `tasks` with the ids that they list."""
         found = [{**_named(name), **state} for name, state in context.models().items()]
         for one in found:
             counters = context.calls.of(one["task"], one["model"])
             one |= {"calls": counters.tally.outcomes, "loads": counters.loads, "evictions": counters.evictions}
-        memory = None if ledger is None else ledger.snapshot()
-        return JSONResponse({"models": found, "tasks": context.calls.tasks(), "memory": memory})
+        return JSONResponse({"models": found, "tasks": context.calls.tasks()})
 
     @routes.get("/models/series", summary="Calls of the last ten minutes, in steps of ten seconds")
     async def series(

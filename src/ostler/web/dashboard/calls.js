@@ -39,9 +39,9 @@ export function page(name, query) {
 
   async function look() {
     try {
-      const [found] = await Promise.all([get("/models"), charts.load(), running.load(), log.look(), envs?.load()]);
+      const [found, held] = await Promise.all([get("/models/stats"), get("/memory"), charts.load(), running.load(), log.look(), envs?.load()]);
       errors.clear();
-      memory.update(found.memory);
+      memory.update(held);
       models.update(found.models);
       form.update(found.models, found.tasks);
     } catch (error) {

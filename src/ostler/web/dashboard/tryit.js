@@ -146,7 +146,7 @@ export function tryIt(of) {
     if (!data || data === "[DONE]") return null;
     const value = parsed(data);
     if (lines.some((line) => line.startsWith("event: error")) || value?.error) {
-      errors.say(value?.error ? `${value.error.code}: ${value.error.message}` : data);
+      if (errors.el.hidden) errors.say(value?.error ? `${value.error.code}: ${value.error.message}` : data); // the first says why
       return null;
     }
     return typeof value === "string" ? value : `${JSON.stringify(value)}\n`;
