@@ -249,6 +249,7 @@ def test_metrics_tell_of_each_model_and_do_not_go_back_when_the_plane_is_replace
     assert found[f"ostler_call_seconds_sum{echo}"] > 0
     assert found[f"ostler_model_loads_total{echo}"] >= 1 and found[f"ostler_model_workers{echo}"] == 1
     assert found[f"ostler_call_received_bytes_total{echo}"] > 0
+    assert found['ostler_models{state="ready",task="echo"}'] >= 1
     until(lambda: 'ostler_memory_bytes{device="host",kind="room",name="host"}' in samples(models), "the host's memory")
     asking = [Asking(models, "slow", {"begun": str(tmp_path / "b"), "go": str(tmp_path / "go")}) for _ in range(2)]
     slow = '{model="slow",task="slow"}'

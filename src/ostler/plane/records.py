@@ -118,7 +118,7 @@ class Records:
 
     def ended(self, call: Call, how: str) -> None:
         """It was in a worker, and its forwarding ended (see `plan.Forward`). Call it while the call still has its place."""
-        status = call.request.status or _STATUS.get(how, 502)
+        status = call.request.status or (CANCELLED if call.verdict == "cancelled" else _STATUS.get(how, 502))
         if how == "done":
             self._end(call, "done" if status < 400 else "error", status, None)
         elif how == "late":

@@ -69,8 +69,10 @@ class CallMetrics(Collector):
     def _now(self) -> Iterator[Metric]:
         """Models that share a label are added up."""
         found: dict[tuple[str, str], list[int]] = {}
+        states: dict[tuple[str, str], int] = {}
         for name, state in self._models().items():
             task, _, model = name.partition(":")
+            states[task, state["state"].lower()] = states.get((task, state["state"].lower()), 0) + 1
             sums = found.setdefault((task, self._calls.label(task, model)), [0, 0, 0])
             up = sum(1 for slot in self._calls.slots(task, model) if slot.worker is not None and slot.worker.accepting)
             for number, n in enumerate((state["in_flight"], state["waiting"], up)):
@@ -85,6 +87,10 @@ class CallMetrics(Collector):
             for label, sums in found.items():
                 gauge.add_metric(label, sums[number])
             yield gauge
+        gauge = GaugeMetricFamily("ostler_models", "Models by state", labels=["task", "state"])
+        for of_state, n in states.items():
+            gauge.add_metric(of_state, n)
+        yield gauge
 
 
 def _memory(found: Mapping[str, Any]) -> Iterator[Metric]:
