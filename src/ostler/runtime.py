@@ -23,6 +23,7 @@ from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.calls.address import GIVEN, new_key
 from ostler.calls.gateway import Gateway
+from ostler.calls.records import CallLog
 from ostler.calls.states import States
 from ostler.calls.tenants import PlaneTenant
 from ostler.calls.wishes import Wishes
@@ -61,6 +62,7 @@ from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.web.app import build
+from ostler.web.call_metrics import CallMetrics
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
 from ostler.web.server import Server, advertised, listen, listen_unix, run_folder, url_of
@@ -239,7 +241,8 @@ class Node:
         member = self._member
         tasks = frozenset(self.app.tasks)
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
-        self._gateway = self._calls() if self.has_plane else None
+        calls = CallLog(self.app.models, lanes.records, bus, lambda: member.id)
+        self._gateway = self._calls(calls) if self.has_plane else None
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
             exclusive=settings.gpu_exclusive,
@@ -249,7 +252,7 @@ class Node:
         supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member, ledger)
         dispatcher.supervisor = supervisor
         if self._gateway is not None:
-            self._gateway.supervisor = supervisor
+            self._gateway.supervisor, calls.pools = supervisor, supervisor.pools
         neighbours = Neighbours(
             settings,
             member,
@@ -266,8 +269,19 @@ class Node:
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
         upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
+        models = States(self._gateway, self.app.models) if self._gateway else dict
         watch = Watch(
-            settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
+            settings,
+            broker,
+            bus,
+            supervisor,
+            dispatcher,
+            poll,
+            lanes.glance,
+            lanes.all(),
+            incidents,
+            self._queues(),
+            models,
         )
         tails = Tails(bus)
         context = Context(
@@ -288,11 +302,13 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
-            models=States(self._gateway, self.app.models) if self._gateway else dict,
+            models=models,
+            calls=calls,
             gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
             wishes=Wishes(self._gateway) if self._gateway else None,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
+        metrics.registry.register(CallMetrics(calls, context.models, ledger))
         web = Server(build(context, self.app.routes), web_socket)
 
         def rung() -> None:
@@ -305,6 +321,7 @@ class Node:
         order = [
             lanes,
             incidents,
+            calls,
             leave,
             dispatcher,
             ledger,
@@ -377,7 +394,7 @@ class Node:
             *([self._plane(self._gateway), *self._gateway.specs()] if self._gateway else []),
         ]
 
-    def _calls(self) -> Gateway:
+    def _calls(self, records: CallLog) -> Gateway:
         settings, run = self.settings, run_folder(self.settings.data_dir)
         key = new_key(run)
 
@@ -387,7 +404,7 @@ class Node:
         def access() -> dict[str, Any]:
             return Access.of(settings, self._secret, key).frame()
 
-        return Gateway(settings, self.app.models, self.target, run, interpreter, access)
+        return Gateway(settings, self.app.models, self.target, run, interpreter, access, records)
 
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(

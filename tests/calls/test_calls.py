@@ -395,11 +395,12 @@ def test_a_busy_model_is_not_evicted_and_who_needs_its_memory_waits(small_gpu: N
     assert (busy.result()[0], other.result()[0]) == (200, 200)
 
 
-def leaving(node: Node, task: str, payload: Any) -> socket.socket:
+def leaving(node: Node, task: str, payload: Any, **headers: str) -> socket.socket:
     """A call whose client can go away, or read piece by piece."""
     found = socket.create_connection(("127.0.0.1", urlsplit(node.url).port or 0), 60)
     body = json.dumps({"payload": payload}).encode()
     head = f"POST /api/v1/calls/{task} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     found.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     return found
 

@@ -11,6 +11,7 @@ and the plane hears where they serve. A warm call touches nothing of this.
     ["served", {component: calls}]                         ["close", task, model, replica, generation]
     ["kept" | "freed", task, model, replica, generation]   ["evict", task, model, replica, generation]
     ["facts", {…}]                                         ["state", task, model, replica, text]
+    ["calls", rows, left out, tallies]    ended calls: see records.py
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from ostler.calls import answer
 from ostler.calls.model import ModelOptions, ModelSpec, launch
 from ostler.calls.parking import NOT_ASKED, Parking
 from ostler.calls.program import Program, socket_name
+from ostler.calls.records import CallLog
 from ostler.calls.tenants import Memory, Models
 from ostler.config import Settings
 from ostler.errors import OstlerError
@@ -63,7 +65,9 @@ class Gateway:
         run: Path,
         interpreter: Callable[[str | None], Path],
         access: Callable[[], dict[str, Any]],
+        records: CallLog,
     ) -> None:
+        self.records = records
         self._settings, self.models, self._target, self._run = settings, dict(models), target, run
         self._interpreter, self._access = interpreter, access
         self.supervisor: Supervisor
@@ -176,6 +180,7 @@ class Gateway:
             self._plane = None
             self._open.clear()
             self.facts = {}
+            self.records.facts({})
             self.supervisor.wake()
 
     def heard(self, frame: Frame) -> None:
@@ -202,10 +207,14 @@ class Gateway:
                 self._count(served)
             case ["facts", dict(facts), bool(turn)]:
                 self.facts, self.turn_is_taken = facts, turn
+                self.records.facts(facts)
+            case ["calls", list(rows), dict(left_out), list(tallies)]:
+                self.records.take(rows, left_out, tallies)
             case _:
                 log.warning("the data plane said something that is not understood: %r", frame[:1])
 
     def _say(self, *frame: object) -> None:
+        self.records.said(frame)
         if self._plane is not None:
             self._plane.send(*frame)
 
@@ -273,6 +282,7 @@ class Gateway:
         if (asked := self._asked.pop(worker, None)) and not asked.done():
             asked.set_result(said == "freed")
         if said == "freed":
+            self.records.evicted(worker)
             self._open.discard(worker)
             if short_of == HOST or not self.parking.begin(worker, hurried=True):
                 log.info("%s leaves: others need its memory", worker.component)
@@ -314,6 +324,7 @@ class Gateway:
 
     def is_up(self, worker: Worker) -> None:
         self._was_up.add(worker)
+        self.records.loaded(worker)
         self._wanted.discard(worker.slot)
         self._ran_out.discard(worker.slot)
         self._said.pop(worker.component, None)
@@ -374,6 +385,7 @@ class Gateway:
 
     def is_gone(self, worker: Worker, end: Exit) -> Left:
         model, replica = json.loads(worker.slot.key or "[]")
+        self.records.gone(worker)
         served = worker in self._was_up
         self._was_up.discard(worker)
         self._open.discard(worker)

@@ -41,7 +41,7 @@ class States:
         port = int(address[4:]) if address.startswith("tcp:") else None
         return {
             "state": state,
-            "reason": reason,
+            "reason": reason or self._gateway.records.reason(task, model),
             "idle_seconds": told.get("idle_seconds"),
             "memory_mb": round(sum(memory), 1) if memory else None,
             "socket": None if port else address or None,

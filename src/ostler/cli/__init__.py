@@ -20,6 +20,7 @@ _COMMANDS = {
     "cancel": "jobs",
     "retry": "jobs",
     "call": "call",
+    "calls": "calls",
     "nodes": "nodes",
     "health": "nodes",
     "workers": "workers",

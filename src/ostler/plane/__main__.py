@@ -55,6 +55,7 @@ class Plane:
         await self.front.start()
         await self._stop.wait()
         await self.front.stop()
+        self.calls.report(last=True)  # what ended meanwhile
 
     def stop(self) -> None:
         """The first time: answer what was asked, then leave. From the second on: now."""

@@ -16,6 +16,7 @@ from ostler.calls.model import leads_out
 from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
+from ostler.plane.records import Records
 from ostler.plane.request import OWN, Request
 from ostler.plane.timers import Timer, Timers
 from ostler.plane.turns import Turns
@@ -80,12 +81,14 @@ class Call:
         self.sent_at = 0.0
         self.tried = False
         self.target: bytes | None = None  # at a server: the path and query that it gets
+        self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
 
     def granted(self, place: Place) -> None:
         self.request.go(self._calls.forward(self, place))
 
     def refused(self, why: Refusal) -> None:
         self._calls.turns.over(self)
+        self._calls.records.refused(self, why)
         self.request.go(_refusal(why, self))
 
 
@@ -110,6 +113,13 @@ class Calls:
         self._due = math.inf
         self._reporting: asyncio.TimerHandle | None = None
         self._tails: dict[tuple[Key, int], tuple[str, list[str]]] = {}  # how workers ended, for those who were in them
+        self.records = Records(
+            say,
+            self._loop.time,
+            self._report_soon,
+            dead=lambda key, generation: (key, generation) in self._tails,
+            leave=self._left,
+        )
 
     # ---- what the node says
 
@@ -185,13 +195,15 @@ class Calls:
 
     def _report_soon(self) -> None:
         if self._reporting is None:
-            self._reporting = self._loop.call_later(_TOLD, self._report)
+            self._reporting = self._loop.call_later(_TOLD, self.report)
 
-    def _report(self) -> None:
+    def report(self, *, last: bool = False) -> None:
+        """Tell the node how it is."""
         self._reporting = None
         if self._served:
             self._say("served", self._served)
             self._served = {}
+        self.records.report(last=last)
         self._say("facts", self.facts(), self.turns.holder is not None)
 
     def facts(self) -> dict[str, Any]:
@@ -240,6 +252,8 @@ class Calls:
         """What its head asks for. A Peek says that it may, and which task is meant."""
         if why := self.refusal(request):
             return why
+        if request.method != "POST" and (plan := self.records.route(request, request.path[len(PATH) :])):
+            return plan
         name = unquote(request.path[len(PATH) :])
         name, inside, _ = name.partition("/")
         task = self.tasks.get(name)
@@ -298,11 +312,14 @@ class Calls:
             return self._ask(call, terms)
         if len(self.turns) >= terms.queue:
             message = f"{len(self.turns)} calls wait for their turn on the GPU, and {terms.queue} may"
-            return _refusal(Refusal(429, "BUSY", message, 1.0), call)
+            refusal = Refusal(429, "BUSY", message, 1.0)
+            self.records.refused(call, refusal)
+            return _refusal(refusal, call)
         if self.turns.ask(call, lambda: call.request.go(self._in_turn(call, terms))):
             return self._in_turn(call, terms)
         call.request.gone = lambda _: self._left(call)
         call.clock = self._timers.at(call.deadline, self._no_turn, call)
+        self.records.begin(call)
         self._report_soon()
         return None
 
@@ -323,9 +340,12 @@ class Calls:
     def _ask(self, call: Call, terms: Terms) -> Plan:
         found = self.leases.ask(call.key, terms, call, self._loop.time())
         if isinstance(found, Place):
+            self.records.begin(call)
             return self.forward(call, found)
         if found is not None:
+            self.records.refused(call, found)
             return _refusal(found, call)
+        self.records.begin(call)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
         self._look_by(call.deadline)
@@ -336,6 +356,7 @@ class Calls:
             call.clock.cancel()
         self.leases.leave(call)
         self.turns.over(call)
+        self.records.left(call)
         self._report_soon()
 
     def _unlisted(self, task: Task, model: str) -> Refuse | None:
@@ -401,6 +422,7 @@ class Calls:
         call.place, call.sent_at = place, now
         until = min(call.deadline, now + call.timeout)
         call.clock = self._timers.at(until, self._overdue, call)
+        self._report_soon()
         request = call.request
         if call.target is not None:
             return Forward(
@@ -465,6 +487,7 @@ class Calls:
 
     def _ended(self, call: Call, how: str) -> None:
         if call.place is not None:
+            self.records.ended(call, how)
             self._release(call, answered=how == "done")
 
     def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
@@ -473,9 +496,11 @@ class Calls:
         assert place is not None
         if self.leases.lose(place):
             self._loop.call_later(_NEWS, self._unheard, place)
+        if sent or call.tried:
+            self.records.died(call)
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
-            call.tried = True
+            call.tried, call.sent_at = True, 0.0
             return self._start(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""

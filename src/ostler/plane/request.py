@@ -126,6 +126,11 @@ class Request:
             self.expects = value.lower() == b"100-continue"
 
     @property
+    def streamed(self) -> bool:
+        """Whether its answer goes out as it comes, with a length that nobody knew."""
+        return self._sse or self._chunked
+
+    @property
     def is_repeatable(self) -> bool:
         """Whether all of the body that was received is still here: the request can be sent once more."""
         return not self._is_lost
@@ -465,13 +470,13 @@ class Request:
         """Whether the plane waits for its end when it is asked to stop."""
         return not (self._sse and isinstance(self._plan, Forward) and not self._plan.finishes)
 
-    def abandon(self, plan: Plan) -> None:
+    def abandon(self, plan: Plan, reason: str = "it took too long") -> None:
         """Leave the upstream to itself, and do this instead; an answer that has begun breaks off."""
         if self.is_over:
             return
         self._drop_link("late")
         if self._answered:
-            self._break_off("it took too long")
+            self._break_off(reason)
         else:
             self.go(plan)
 
