@@ -315,6 +315,14 @@ def test_a_call_that_was_sent_is_not_sent_again(fickle, form: str) -> None:
     assert (failed.value.code, server.requests) == ("BAD_ANSWER", 1)
 
 
+def test_a_stream_of_somebody_elses_server_ends_where_its_body_ends(fickle) -> None:
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+    )
+    _, app = fickle(head + b"15\r\ndata: 1\n\ndata: word\n\n\r\n0\r\n\r\n")
+    assert list(app.stream_sync("llm", None, 1)) == [1, "word"]
+
+
 @pytest.mark.parametrize(
     "answer",
     [
@@ -324,8 +332,9 @@ def test_a_call_that_was_sent_is_not_sent_again(fickle, form: str) -> None:
         b"HTTP/1.1 200 OK\r\nx: " + b"y" * 70_000 + b"\r\nconnection: close\r\n\r\n",
         b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 300 + b"connection: close\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\nzz\r\n",
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\ndata: 1\n\n",  # and no [DONE]
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
-        b"9\r\ndata: 1\n\n\r\n0\r\n\r\n",  # it ends without [DONE]
+        b"9\r\ndata: 1\n\n\r\n",  # and no end of the body
         b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n" + b" " * 200_000,
         b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n" + b"d" * 200_000,
     ],

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ostler.config import Settings
 
 
-class Wishes(TypedDict, total=False):
+class CallOptions(TypedDict, total=False):
     """What may be said of a call. Times are seconds, or a text such as "5m"."""
 
     timeout: Duration | None
@@ -33,43 +33,43 @@ class Calling:
     def settings(self) -> Settings:
         raise NotImplementedError
 
-    async def call(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Any:
+    async def call(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Any:
         """Call a model; its result. `model` None is the only one that the task has.
 
         The payload is JSON, or bytes or a `Body`, which are sent as they are. A result of bytes is a `Body`, that of a model that
-        streams a list of its items. A task that is cancelled while it awaits this cancels the call. `wishes`: timeout, keep_alive,
+        streams a list of its items. A task that is cancelled while it awaits this cancels the call. `options`: timeout, keep_alive,
         priority.
         """
-        return (await self.answer(task, model, payload, **wishes)).result
+        return (await self.answer(task, model, payload, **options)).result
 
-    def call_sync(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Any:
+    def call_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Any:
         """`call` for code that is not async: it blocks."""
-        return self.answer_sync(task, model, payload, **wishes).result
+        return self.answer_sync(task, model, payload, **options).result
 
-    async def answer(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Answer:
+    async def answer(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Answer:
         """`call` with all that the node says: `result`, `request_id`, `processing_time_ms`, `model`."""
-        caller, question = self._question(task, model, payload, wishes)
+        caller, question = self._question(task, model, payload, options)
         return await caller.answer(question)
 
-    def answer_sync(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Answer:
+    def answer_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Answer:
         """`answer` for code that is not async: it blocks."""
-        caller, question = self._question(task, model, payload, wishes)
+        caller, question = self._question(task, model, payload, options)
         return caller.answer_sync(question)
 
-    def stream(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> AsyncIterator[Any]:
+    def stream(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> AsyncIterator[Any]:
         """Call a model that streams; its items as they come. Leaving the loop, or cancelling its task, cancels the call."""
-        caller, question = self._question(task, model, payload, wishes)
+        caller, question = self._question(task, model, payload, options)
         return caller.stream(question)
 
-    def stream_sync(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Iterator[Any]:
+    def stream_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Iterator[Any]:
         """`stream` for code that is not async: it blocks."""
-        caller, question = self._question(task, model, payload, wishes)
+        caller, question = self._question(task, model, payload, options)
         return caller.stream_sync(question)
 
-    def _question(self, task: str, model: str | None, payload: Any, wishes: Wishes) -> tuple[Caller, Question]:
+    def _question(self, task: str, model: str | None, payload: Any, options: CallOptions) -> tuple[Caller, Question]:
         loading.refuse("calls a model")
         if self._caller is None:
             from ostler.calls.client import Caller  # noqa: PLC0415  few workers call models
 
             self._caller = Caller(self.settings)
-        return self._caller, self._caller.ask(task, model, payload, wishes)
+        return self._caller, self._caller.ask(task, model, payload, options)

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from ostler.calls.address import called_url, credential
 from ostler.calls.body import Body
-from ostler.calls.calling import Wishes
+from ostler.calls.calling import CallOptions
 from ostler.calls.exchange import END, Answer, Question, answered, items_of, late
 from ostler.calls.links import BlockingLinks, LoopLinks, Where, run
 from ostler.calls.model import Duration, seconds
@@ -35,15 +35,15 @@ class Caller:
         self._found, self._looked = ("", ""), -math.inf
         self._blocking, self._looped = BlockingLinks(), LoopLinks()
 
-    def ask(self, task: str, model: str | None, payload: Any, wishes: Wishes) -> Question:
+    def ask(self, task: str, model: str | None, payload: Any, options: CallOptions) -> Question:
         """A call that can be sent. Raises BadArguments, ConfigError or CallBusy; nothing was sent."""
         url, token, most = self._node()
         path, headers, body = _encoded(task, model, payload)
         until, timeout, keep_alive, priority = (
             None,
-            wishes.get("timeout"),
-            wishes.get("keep_alive"),
-            wishes.get("priority"),
+            options.get("timeout"),
+            options.get("keep_alive"),
+            options.get("priority"),
         )
         if timeout is not None:
             wait = _seconds("timeout", timeout)

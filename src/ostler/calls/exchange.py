@@ -255,6 +255,8 @@ class _Events:
                         pass  # what ends the body: then the link can be used again
                     return END
                 return _item(bytes(data))
+        if self._reply.chunked:
+            return END  # a server that is not Ostler's may end without a word
         raise ValueError("it breaks off")
 
     async def _line(self) -> bytes | None:

@@ -13,7 +13,7 @@ from typing import Any
 import click
 
 from ostler.calls.body import Body
-from ostler.calls.calling import Wishes
+from ostler.calls.calling import CallOptions
 from ostler.calls.client import Caller
 from ostler.cli.jobs import pairs
 from ostler.cli.options import as_json, where
@@ -55,11 +55,11 @@ def call(
     A VALUE is taken as JSON where it is some, and as text otherwise. A result is printed as JSON, text as it is, and a stream as it
     comes. With --json: the whole answer, with the id of the request and the time.
     """
-    wishes: Wishes = {"timeout": timeout, "keep_alive": keep_alive, "priority": priority}
+    options: CallOptions = {"timeout": timeout, "keep_alive": keep_alive, "priority": priority}
     sent = _file(known, file_, kind, args, payload) if file_ is not None else _payload(known, args, payload)
     caller = Caller(lambda: known)
     try:
-        question = caller.ask(task, model, sent, wishes)
+        question = caller.ask(task, model, sent, options)
         with _output(out) as write:
             if json_:
                 answer = caller.answer_sync(question)
