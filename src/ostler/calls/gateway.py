@@ -180,6 +180,8 @@ class Gateway:
             self._plane = None
             self._open.clear()
             self.facts = {}
+            if self.supervisor.stopping:
+                self.parking.close()
             self.records.facts({})
             self.supervisor.wake()
 

@@ -51,6 +51,66 @@ def is_worth(rates: Rates, *, mb: float, load_s: float, served: int, host_room_m
     return saved * min(1.0, served / _OFTEN) > mb / rates.park * (1.0 if hurried else _AT_LEISURE)
 
 
+class Helpers:
+    """Processes of lifecycle/checkpoint.py. One that is idle is kept: it has the driver at hand."""
+
+    def __init__(self) -> None:
+        self._idle: asyncio.subprocess.Process | None = None
+
+    async def ask(self, what: str, pid: int, patience: float) -> str | None:
+        """None when it was done, else what was wrong."""
+        helper, self._idle = self._idle, None
+        try:
+            async with asyncio.timeout(patience):
+                if helper is None or helper.returncode is not None:
+                    helper = await self._start()
+                said = await self._say(helper, f"{what} {pid}\n")
+        except TimeoutError:
+            said = {"error": f"the driver has not answered for {patience:.0f} s"}
+        except OSError as error:
+            said = {"error": f"the helper cannot be used: {error}"}
+        except BaseException:
+            _end(helper)
+            raise
+        if said is None or "has not answered" in str(said.get("error")) or self._idle is not None:
+            _end(helper)
+        else:
+            self._idle = helper
+        if said is None:
+            return "the helper has ended without an answer"
+        return str(said["error"]) if "error" in said else None
+
+    async def _start(self) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-P", "-m", "ostler.lifecycle.checkpoint"),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+
+    async def _say(self, helper: asyncio.subprocess.Process, line: str) -> dict[str, object] | None:
+        assert helper.stdin is not None
+        assert helper.stdout is not None
+        helper.stdin.write(line.encode())
+        await helper.stdin.drain()
+        try:
+            said = json.loads(await helper.stdout.readline())
+        except ValueError:
+            return None
+        return said if isinstance(said, dict) else None
+
+    def close(self) -> None:
+        """End the one that is kept."""
+        _end(self._idle)
+        self._idle = None
+
+
+def _end(helper: asyncio.subprocess.Process | None) -> None:
+    if helper is not None and helper.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            helper.kill()
+
+
 class Parking:
     """All parked models of a node."""
 
@@ -58,14 +118,19 @@ class Parking:
         self._gateway, self._expires = gateway, expires
         self.rates = Rates()
         self.states: dict[Worker, str] = {}  # parking, parked, waking
+        self._helpers = Helpers()
         self._wanted: set[Worker] = set()  # asked for while they were being parked
         self._ends: dict[Worker, asyncio.TimerHandle] = {}
         self.driver: str | None = NOT_ASKED
         """Why the driver does not park; None: it does."""
 
+    def close(self) -> None:
+        """The node stops."""
+        self._helpers.close()
+
     async def look(self) -> None:
         """Ask the driver whether it can, once."""
-        self.driver = await self._helper("probe", 0, 30.0)
+        self.driver = await self._helpers.ask("probe", 0, 30.0)
         log.info("models can be parked%s", "" if self.driver is None else f" only by themselves: {self.driver}")
 
     # ---- to sleep
@@ -112,7 +177,7 @@ class Parking:
         if worker.process is None:
             return
         began = asyncio.get_running_loop().time()
-        wrong = await self._helper(which, worker.process.pid, 30.0 + mb / _SLOWEST)
+        wrong = await self._helpers.ask(which, worker.process.pid, 30.0 + mb / _SLOWEST)
         seconds = asyncio.get_running_loop().time() - began
         if wrong is not None:
             self.failed(worker, which, wrong)
@@ -120,35 +185,6 @@ class Parking:
             self.parked(worker, seconds)
         else:
             self.woken(worker, seconds)
-
-    async def _helper(self, which: str, pid: int, patience: float) -> str | None:
-        """Run the helper process; None when it has done it, else what was wrong."""
-        argv = [sys.executable, "-P", "-m", "ostler.lifecycle.checkpoint", which, str(pid)]
-        try:
-            helper = await asyncio.create_subprocess_exec(
-                *argv,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-        except OSError as error:
-            return f"the helper cannot be started: {error}"
-        try:
-            async with asyncio.timeout(patience):
-                said, _ = await helper.communicate()
-        except TimeoutError:
-            return f"the driver has not answered for {patience:.0f} s"
-        finally:
-            if helper.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    helper.kill()
-                await helper.wait()
-        if helper.returncode == 0:
-            return None
-        try:
-            return str(json.loads(said)["error"])
-        except (ValueError, KeyError, TypeError):
-            return f"the helper ended with {helper.returncode}"
 
     def parked(self, worker: Worker, seconds: float) -> None:
         """Its device memory is free."""

@@ -3,12 +3,14 @@
 The driver does that for any CUDA process, without its help (cuCheckpointProcess*, from driver 570 on). Nothing else may call into the
 driver for a process that is not its own, so a driver that hangs or crashes takes this helper and not the node. Standard library.
 
+It reads lines and answers each with a line of JSON, {"ms": …} or {"error": …}, until its input ends:
+
     probe          whether the driver can do it
     park PID       lock, copy to the host, release the device
     wake PID       copy back, unlock
 
-Prints one line of JSON: {"ms": …} or {"error": …}. With OSTLER_FAKE_GPUS and `"checkpoint": {…}` in that file, the fake devices are
-parked and woken instead; {"park": "text"} or {"wake": "text"} there has it fail with that.
+With OSTLER_FAKE_GPUS and `"checkpoint": {…}` in that file, the fake devices are parked and woken instead; {"park": "text"} or
+{"wake": "text"} there has it fail with that.
 """
 
 from __future__ import annotations
@@ -88,24 +90,20 @@ class Fake:
         self._move("wake", f".{pid}{PARKED}", away=False)
 
 
-def _driver() -> Driver | Fake:
-    fake = os.environ.get("OSTLER_FAKE_GPUS")
-    return Fake(Path(fake)) if fake else Driver()
-
-
-def main(argv: list[str]) -> int:
-    """Do it, and say how it went."""
+def answer(line: str) -> dict[str, object]:
+    """Do what a line asks for, and say how it went."""
     began = time.perf_counter()
     try:
-        driver = _driver()
+        what, *pid = line.split()
+        fake = os.environ.get("OSTLER_FAKE_GPUS")
+        driver = Fake(Path(fake)) if fake else Driver()  # a second time it costs nothing: the library is there
         todo: dict[str, Callable[[int], None]] = {"probe": lambda _: None, "park": driver.park, "wake": driver.wake}
-        todo[argv[0]](int(argv[1]) if len(argv) > 1 else 0)
+        todo[what](int(pid[0]) if pid else 0)
     except (Trouble, OSError, ValueError, LookupError) as error:
-        print(json.dumps({"error": str(error) or type(error).__name__}), flush=True)  # noqa: T201
-        return 1
-    print(json.dumps({"ms": round((time.perf_counter() - began) * 1000, 1)}), flush=True)  # noqa: T201
-    return 0
+        return {"error": str(error) or type(error).__name__}
+    return {"ms": round((time.perf_counter() - began) * 1000, 1)}
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    for line in sys.stdin:
+        print(json.dumps(answer(line)), flush=True)  # noqa: T201
