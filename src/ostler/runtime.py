@@ -23,6 +23,7 @@ from ostler import folder as folders
 from ostler.app import Ostler
 from ostler.calls.address import GIVEN, new_key
 from ostler.calls.gateway import Gateway
+from ostler.calls.places import Places
 from ostler.calls.records import CallLog
 from ostler.calls.states import States
 from ostler.calls.tenants import PlaneTenant
@@ -110,6 +111,7 @@ class Node:
         self._stop = asyncio.Event()
         self._signals = 0
         self._origin = self._secret = ""
+        self._is_shared = False  # other nodes may use the store
         self._force: Callable[[], None] = lambda: None
         self._gateway: Gateway | None = None
         self._clients = -1  # the socket that clients connect to, where the data plane takes them
@@ -196,7 +198,7 @@ class Node:
             self._origin = store.meta.once("store_id", secrets.token_hex(8))
             store.jobs.recount()
             predecessor.end_leftovers(store, self._member.row)
-            self._secret = store.meta.once(SECRET, secrets.token_hex(32))
+            self._secret, self._is_shared = store.meta.once(SECRET, secrets.token_hex(32)), store.db.shared
             back = predecessor.recover(store, self._member.row)
             store.nodes.register(self._member.row)
             self._declare(store)
@@ -284,6 +286,10 @@ class Node:
             models,
         )
         tails = Tails(bus)
+        places: Places | None = None
+        if self._gateway and self._is_shared:
+            places = Places(self._gateway, models, lanes.records, member, self._secret)
+            self._gateway.plane_began = places.forget
         context = Context(
             settings=settings,
             supervisor=supervisor,
@@ -306,6 +312,7 @@ class Node:
             calls=calls,
             gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
             wishes=Wishes(self._gateway) if self._gateway else None,
+            elsewhere=lambda: places.elsewhere if places else [],
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         metrics.registry.register(CallMetrics(calls, context.models, ledger))
@@ -322,6 +329,7 @@ class Node:
             lanes,
             incidents,
             calls,
+            *([places] if places else []),
             leave,
             dispatcher,
             ledger,

@@ -84,6 +84,7 @@ class Gateway:
         self._wanted: set[Slot] = set()  # since they were last up
         self.facts: dict[str, Any] = {}
         """What the plane last told of its models, by "task\\nmodel"."""
+        self.plane_began: Callable[[], None] = lambda: None
         self.turn_is_taken = False  # in exclusive mode: a call has the GPUs
 
     # ---- pools
@@ -145,6 +146,7 @@ class Gateway:
     def plane_is_up(self, worker: Worker) -> None:
         """A plane begins (perhaps not the first): it learns everything that it needs."""
         self._plane = worker
+        self.plane_began()
         self.tell_catalog()
         for slot in self._slots():
             serving = slot.worker
@@ -173,6 +175,11 @@ class Gateway:
             "exclusive": self._settings.gpu_exclusive,
         }
         self._say("catalog", {**told, "tasks": tasks})
+
+    def tell_peers(self, told: dict[str, Any]) -> bool:
+        """What other nodes have; False while there is no plane to tell."""
+        self._say("peers", told)
+        return self._plane is not None
 
     def plane_is_gone(self, worker: Worker) -> None:
         """Its connections went with it, so nobody is in any worker."""

@@ -16,6 +16,7 @@ from ostler.lifecycle.wire import Frame
 from ostler.plane import openai
 from ostler.plane.calls import PATH, Calls
 from ostler.plane.entry import allow_files, loop_factory
+from ostler.plane.forwarding import INNER
 from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
 from ostler.plane.request import Request
@@ -44,6 +45,8 @@ class Plane:
         """What is done with a request."""
         if request.path.startswith(PATH):
             return self.calls.route(request)
+        if request.path.startswith(INNER):
+            return self.calls.asked_by_node(request)
         if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):
             return self.openai.route(request)
         return self._to_node

@@ -1,7 +1,7 @@
 """Who may use the node: those with its token, on loopback also its own user and root, and no web page of another site.
 
 One decision for both servers: the node's gate and the data plane. Other nodes of the same store know a secret that is in the
-store. With it they may read the inner routes, and nothing else.
+store. With it they may read the inner routes and pass on calls, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ _OPEN = ("/healthz", "/readyz", "/login")
 _FILES = "/ui/"
 _INNER = "/api/v1/inner/"
 _CALLS = ("/api/v1/calls/", "/v1/")
+_BY = b"ostler-forwarded-by"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
@@ -100,8 +101,9 @@ class Access:
         )
 
     def _is_node(self, method: str, path: str, first: dict[bytes, bytes]) -> bool:
-        """Whether another node of the store reads an inner route."""
-        if not (self.secret and method == "GET" and path.startswith(_INNER)):
+        """Whether another node of the store reads an inner route, or passes on a call."""
+        passes_on = path.startswith(_CALLS) and _BY in first
+        if not self.secret or not (passes_on or (method == "GET" and path.startswith(_INNER))):
             return False
         return any(_same(given, self.secret) for given in _bearer(first))
 

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, unquote
 
 from ostler.calls.model import leads_out
 from ostler.plane.access import Access
+from ostler.plane.forwarding import INNER, Forwarding
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
-from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
+from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse, Serve
 from ostler.plane.records import Records
 from ostler.plane.request import OWN, Request
 from ostler.plane.timers import Timer, Timers
@@ -100,6 +101,7 @@ class Calls:
         self._loop = asyncio.get_running_loop()
         self.leases = Leases(say)
         self.turns = Turns()
+        self.forwarding = Forwarding(self)
         self._exclusive = False
         self._timers = Timers()
         self.tasks: dict[str, Task] = {}
@@ -144,8 +146,8 @@ class Calls:
             case ["evict", task, model, replica, generation]:
                 answer = "freed" if self.leases.evict((task, model), replica, generation) else "kept"
                 self._say(answer, task, model, replica, generation)
-            case ["state", *_]:
-                pass
+            case ["peers", dict(told)]:
+                self.forwarding.told(told)
         self._look()
 
     def _up(self, key: Key, replica: int, generation: int, socket: str, component: str) -> None:
@@ -248,6 +250,14 @@ class Calls:
         # As in `Request.go`: the body is here.
         return plan.then(request) if isinstance(plan, Peek) else plan
 
+    def asked_by_node(self, request: Request) -> Plan:
+        """Another node asks for a place."""
+        if why := self.refusal(request):
+            return why
+        given = parse_qs(request.query.decode("latin-1"))
+        task, model = unquote(request.path[len(INNER) :]), given.get("model", [""])[0]
+        return self.forwarding.route(request, task, model, starts=given.get("starts") == ["1"])
+
     def _meant(self, request: Request) -> Plan:
         """What its head asks for. A Peek says that it may, and which task is meant."""
         if why := self.refusal(request):
@@ -305,7 +315,22 @@ class Calls:
             call.target = _target_at(request, task.path) if request.path.startswith(PATH) else request.target
         if why := self._read_wishes(call, task):
             return why
+        if self.forwarding.peers and (plan := self._elsewhere(call, terms)) is not None:
+            return plan
         return self._start(call, terms)
+
+    def _elsewhere(self, call: Call, terms: Terms) -> Plan:
+        """Another node has a place for it, or has kept one here for it. None: it stays."""
+        place = self.forwarding.kept(call.request, call.key)
+        if place is not None:
+            self.records.begin(call)
+            return self.forward(call, place)
+        if self.leases.is_free(call.key):
+            return None
+        ways = self.forwarding.ways(call.request, call.key)
+        if not ways:
+            return None
+        return Serve(lambda _: self.forwarding.elsewhere(call, ways, lambda: self._start(call, terms)))
 
     def _start(self, call: Call, terms: Terms) -> Plan:
         if not (self._exclusive and terms.gpu):

@@ -144,6 +144,26 @@ class Leases:
         self._want(line)
         return None
 
+    def reserve(self, key: Key, now: float) -> Place | None:
+        """A place that is free at once, for a call that is on its way from another node; `done` ends it. Nobody in line is passed."""
+        line = self.lines.get(key)
+        if line is None or line.waits() or (place := _free(line)) is None:
+            return None
+        line.used_at = now
+        place.held += 1
+        place.used += 1
+        return place
+
+    def could_wait(self, key: Key) -> bool:
+        """Whether a call would be let into the line."""
+        line = self.lines.get(key)
+        return line is None or (line.broken is None and line.waits() < max(1, line.terms.queue))
+
+    def is_free(self, key: Key) -> bool:
+        """Whether a call would have a place at once."""
+        line = self.lines.get(key)
+        return line is not None and not line.waits() and _free(line) is not None
+
     def done(self, place: Place, now: float, seconds: float | None = None) -> None:
         """The call that held a place is over, however it ended; `seconds` where it was answered."""
         line = place.line

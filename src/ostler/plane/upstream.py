@@ -324,7 +324,7 @@ class Link(asyncio.Protocol):
 
 
 class Upstream:
-    """One who answers, at the path of a Unix socket or at `tcp:PORT`. Links that are idle are kept, and the one that was used last comes first."""
+    """One who answers, at the path of a Unix socket or at `tcp:[HOST:]PORT`. Links that are idle are kept, and the one that was used last comes first."""
 
     def __init__(self, path: str, *, keep: float = 60.0) -> None:
         self.path, self._keep = path, keep
@@ -377,8 +377,8 @@ class Upstream:
         while True:
             try:
                 if self.path.startswith(TCP):
-                    port = int(self.path[len(TCP) :])
-                    _, link = await loop.create_connection(lambda: Link(self), "127.0.0.1", port)
+                    host, _, port = self.path[len(TCP) :].rpartition(":")
+                    _, link = await loop.create_connection(lambda: Link(self), host or "127.0.0.1", int(port))
                 else:
                     _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
             except BlockingIOError as error:

@@ -42,8 +42,8 @@ TABLES: dict[str, tuple[str, ...]] = {
     "job_events": ("job", "seq"),
     "jobs": ("id",),
 }
-LEFT = ("wishes", "depths")
-"""What operators wanted of nodes that run no more; and counters, which are counted anew."""
+LEFT = ("wishes", "depths", "places")
+"""What operators wanted of nodes that run no more, and what those had; and counters, which are counted anew."""
 
 _OWN_META = ("copy", "copied", "counted", "purged")  # what a store notes about itself
 _ADDED = {"tallies": {"part": 0}}  # columns that only the target has

@@ -17,6 +17,7 @@ from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
 from ostler.store.live import LiveRecords
 from ostler.store.nodes import Nodes
+from ostler.store.places import Places
 
 
 def now_ms() -> int:
@@ -25,7 +26,7 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`, `places`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -36,6 +37,7 @@ class Store:
         self.nodes = Nodes(db, self.jobs.recover_inside)
         self.footprints = Footprints(db)
         self.calls = CallRecords(db)
+        self.places = Places(db)
 
     @classmethod
     def open(

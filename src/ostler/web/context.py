@@ -50,6 +50,7 @@ class Context:
     models: Callable[[], dict[str, dict[str, Any]]]  # those that can be called, and how they are
     gpu_lock: Callable[[], bool | None]  # in exclusive mode: whether a call has the GPUs
     wishes: Wishes | None
+    elsewhere: Callable[[], list[dict[str, Any]]]  # models of other nodes
     calls: CallLog
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
     started_at: int = field(default_factory=now_ms)

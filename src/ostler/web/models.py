@@ -25,11 +25,25 @@ class ModelState(BaseModel):
     memory_mb: float | None
 
 
+class Place(BaseModel):
+    """A model of another node, as that last said. `free`: calls that it could take at once."""
+
+    model_config = ConfigDict(extra="allow")
+    node: str
+    name: str
+    task: str
+    model: str
+    state: str
+    free: int
+    waiting: int
+
+
 class ModelList(BaseModel):
     """By "task:model"."""
 
     models: dict[str, ModelState]
     gpu_lock_held: bool | None
+    elsewhere: list[Place]
 
 
 class Wish(BaseModel):
@@ -64,7 +78,9 @@ def router(context: Context) -> APIRouter:
 
     @routes.get("", response_model=ModelList, summary="The models of this node")
     async def listing() -> JSONResponse:
-        return JSONResponse({"models": context.models(), "gpu_lock_held": context.gpu_lock()})
+        return JSONResponse(
+            {"models": context.models(), "gpu_lock_held": context.gpu_lock(), "elsewhere": context.elsewhere()}
+        )
 
     @routes.post("/load", response_model=ModelState, summary="Load a model before anybody calls it")
     async def load(wish: Wish) -> JSONResponse:
@@ -80,6 +96,8 @@ def router(context: Context) -> APIRouter:
         """Counts from the next call on, until the node's next start."""
         options: dict[str, Any] = wish.model_dump(exclude={"task", "model"}, exclude_none=True)
         wishes().change(wish.task, wish.model, options)
-        return JSONResponse({"models": context.models(), "gpu_lock_held": context.gpu_lock()})
+        return JSONResponse(
+            {"models": context.models(), "gpu_lock_held": context.gpu_lock(), "elsewhere": context.elsewhere()}
+        )
 
     return routes

@@ -33,3 +33,15 @@ CREATE TABLE ostler.calls (
   gpu_mb    float8,
   PRIMARY KEY (id, node)
 );
+
+-- What living nodes say of their models: where a call can go.
+CREATE TABLE ostler.places (
+  node    text NOT NULL,
+  task    text NOT NULL,
+  model   text NOT NULL,
+  state   text NOT NULL,
+  free    int NOT NULL,                                    -- calls that it could take at once
+  waiting int NOT NULL,
+  fits    int NOT NULL,                                    -- there is memory to load it: 0 never, 1 if others leave, 2 now
+  PRIMARY KEY (node, task, model)
+);

@@ -33,3 +33,15 @@ CREATE TABLE calls (
   gpu_mb    REAL,
   PRIMARY KEY (id, node)
 ) STRICT, WITHOUT ROWID;
+
+-- What living nodes say of their models: where a call can go.
+CREATE TABLE places (
+  node    TEXT NOT NULL,
+  task    TEXT NOT NULL,
+  model   TEXT NOT NULL,
+  state   TEXT NOT NULL,
+  free    INTEGER NOT NULL,                                -- calls that it could take at once
+  waiting INTEGER NOT NULL,
+  fits    INTEGER NOT NULL,                                -- there is memory to load it: 0 never, 1 if others leave, 2 now
+  PRIMARY KEY (node, task, model)
+) STRICT, WITHOUT ROWID;
