@@ -158,7 +158,8 @@ class CallLog:
         match frame:
             case ["state", str(task), str(model), _, str(words)]:
                 self._reasons[task, model] = ("state", words)
-            case ["fail", str(task), str(model), str(words), *_]:
+            case ["fail", str(task), str(model), str(words), *_] if not words.startswith("it is unavailable"):
+                # (whether something is missing is looked up when the state is asked for)
                 self._reasons[task, model] = ("fail", words)
             case ["up", str(task), str(model), *_]:
                 self._reasons.pop((task, model), None)
