@@ -357,7 +357,7 @@ class Gateway:
             state = "TERMINATED"
         return {
             "state": state,
-            "idle_seconds": told.get("idle_seconds"),
+            "idle_seconds": self.records.since_told(told.get("idle_seconds")),
             "memory_mb": worker.rss_mb if worker else None,
             "socket": worker.info.get("socket") if worker else None,
             "in_flight": told.get("in_flight", 0),
