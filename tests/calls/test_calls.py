@@ -288,12 +288,6 @@ def test_a_model_that_fails_too_often_is_failed_until_it_is_reset(make_node, tmp
     until(lambda: ask(node, "broken", 1)[0] == 200, "it to be served")
 
 
-def test_a_server_is_refused_with_the_reason(models: Node) -> None:
-    status, body = ask(models, "llm", 1)
-    assert (status, body["error"]["code"]) == (503, "MODEL_FAILED")
-    assert "does not start servers yet" in body["error"]["message"]
-
-
 def test_ids_that_are_not_listed_are_served_up_to_a_number_where_the_model_says_so(models: Node) -> None:
     assert [answer(models, "zoo", 1, model=m) for m in ("a", "b")] == ["a", "b"]
     status, body = ask(models, "zoo", 1, model="c")

@@ -62,7 +62,15 @@ def test_any_id_is_taken_where_it_is_asked_for_but_none_that_leads_out_of_a_dire
 
 def test_the_defaults_are_the_documented_ones() -> None:
     one = declared().options("embedding")
-    assert one == ModelOptions(None, 0, 0, 60.0, False, 1, 0.0, 1, 1, 100, 120.0, 300.0, False)
+    assert one == ModelOptions(idle=60.0, batch=1, concurrency=1, workers=1, queue=100, startup=120.0, timeout=300.0)
+    assert (one.env, one.pinned, one.preload, one.kill_on_cancel, one.park, one.files) == (
+        None,
+        False,
+        False,
+        False,
+        None,
+        (),
+    )
     assert (
         one.connections,
         declared(Batched, batch=8).common.connections,

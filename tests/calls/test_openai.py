@@ -366,7 +366,7 @@ def test_the_name_is_found_as_a_json_parser_finds_it(monkeypatch: pytest.MonkeyP
 
 def test_an_app_whose_models_speak_nothing_keeps_these_paths_for_itself() -> None:
     def has(path: str, **about: Any) -> bool:
-        task = types.SimpleNamespace(**{"speaks": [], **about})
+        task = types.SimpleNamespace(**{"speaks": [], "is_server": False, **about})
         return routes.Routes(types.SimpleNamespace(tasks={"a": task})).has(path)  # type: ignore[arg-type]
 
     assert not has("/v1/models") and not has("/v1/embeddings") and not has("/v1/completions", speaks=["chat"])
