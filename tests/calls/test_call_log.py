@@ -301,6 +301,12 @@ def test_a_model_that_cannot_be_had_says_why_where_it_is_shown(models: Node) -> 
     assert one["reason"] == shown["reason"]
 
 
+def test_the_idle_time_of_a_model_goes_on_while_nothing_happens(models: Node) -> None:
+    assert ask(models, "echo", 1, model="echo")[0] == 200
+    first = until(lambda: state(models, "echo:echo")["idle_seconds"], "it to be idle")
+    until(lambda: state(models, "echo:echo")["idle_seconds"] > first + 0.5, "its idle time to grow")
+
+
 def test_an_idle_node_lists_nothing_and_a_plane_that_dies_takes_nothing_back(models: Node) -> None:
     name, headers = named()
     ask(models, "echo", 1, model="echo", headers=headers)

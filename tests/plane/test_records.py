@@ -26,14 +26,14 @@ def records(told: Told, clock: Clock, dead: bool = False) -> Records:
     return Records(told, clock, lambda: None, dead=lambda key, generation: dead, leave=lambda call: None)
 
 
-def call(name: str = "one", *, status: int = 200, sent_at: float = 99.5, generation: int = 3) -> Any:
+def call(name: str = "one", *, status: int = 200, sent: float = 99.5, generation: int = 3) -> Any:
     request = SimpleNamespace(status=status, received=10, sent=20, streamed=False, is_over=False)
     place = SimpleNamespace(replica=0, generation=generation)
     return SimpleNamespace(
         id=name.encode(),
         key=("task", "org/model:1"),
-        asked=99.0,
-        sent_at=sent_at,
+        came=99.0,
+        sent=sent,
         place=place,
         request=request,
         verdict="",
@@ -48,7 +48,7 @@ def test_a_flood_is_counted_in_full_and_told_in_part() -> None:
     for n in range(1000):
         kept.ended(call(f"e{n}", status=500), "done")
     for n in range(1000):
-        refused = call(f"r{n}", sent_at=0.0)
+        refused = call(f"r{n}", sent=0.0)
         refused.place = None
         kept.refused(refused, Refusal(429, "BUSY", "busy"))
     kept.report()

@@ -68,6 +68,7 @@ class CallLog:
         self._last_id = 0
         self._gone: dict[tuple[str, int], tuple[float | None, float | None]] = {}
         self._reasons: dict[tuple[str, str], tuple[str, str]] = {}  # of a model: the kind of news, and its words
+        self._told_at = time.monotonic()
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -106,7 +107,7 @@ class CallLog:
 
     def facts(self, facts: Mapping[str, Mapping[str, Any]]) -> None:
         """How many calls of each model are under way and wait."""
-        now = time.time()
+        now, self._told_at = time.time(), time.monotonic()
         for name, told in facts.items():
             if told.get("in_flight") or told.get("waiting"):
                 bucket = self.of(*name.split("\n", 1)).bucket(now)
@@ -158,7 +159,8 @@ class CallLog:
         match frame:
             case ["state", str(task), str(model), _, str(words)]:
                 self._reasons[task, model] = ("state", words)
-            case ["fail", str(task), str(model), str(words), *_]:
+            case ["fail", str(task), str(model), str(words), *_] if not words.startswith("it is unavailable"):
+                # (whether something is missing is looked up when the state is asked for)
                 self._reasons[task, model] = ("fail", words)
             case ["up", str(task), str(model), *_]:
                 self._reasons.pop((task, model), None)
@@ -197,6 +199,10 @@ class CallLog:
             return OTHER
         known.add(model)
         return model
+
+    def since_told(self, seconds: float | None) -> float | None:
+        """What the plane told in seconds that go on: it tells nothing while nothing happens."""
+        return None if seconds is None else round(seconds + time.monotonic() - self._told_at, 1)
 
     def tasks(self) -> list[dict[str, Any]]:
         """What can be called."""

@@ -42,7 +42,7 @@ class States:
         return {
             "state": state,
             "reason": reason or self._gateway.records.reason(task, model),
-            "idle_seconds": told.get("idle_seconds"),
+            "idle_seconds": self._gateway.records.since_told(told.get("idle_seconds")),
             "memory_mb": round(sum(memory), 1) if memory else None,
             "socket": None if port else address or None,
             "port": port,

@@ -8,6 +8,7 @@ import logging
 import math
 import random
 import re
+import time
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -82,6 +83,7 @@ class Call:
         self.sent_at = 0.0
         self.tried = False
         self.target: bytes | None = None  # at a server: the path and query that it gets
+        self.came, self.sent = time.monotonic(), 0.0  # for its record: the loop's clock has milliseconds
         self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
 
     def granted(self, place: Place) -> None:
@@ -117,7 +119,7 @@ class Calls:
         self._tails: dict[tuple[Key, int], tuple[str, list[str]]] = {}  # how workers ended, for those who were in them
         self.records = Records(
             say,
-            self._loop.time,
+            time.monotonic,
             self._report_soon,
             dead=lambda key, generation: (key, generation) in self._tails,
             leave=self._left,
@@ -444,7 +446,7 @@ class Calls:
     def forward(self, call: Call, place: Place) -> Plan:
         """Let the worker have it."""
         now = self._loop.time()
-        call.place, call.sent_at = place, now
+        call.place, call.sent_at, call.sent = place, now, time.monotonic()
         until = min(call.deadline, now + call.timeout)
         call.clock = self._timers.at(until, self._overdue, call)
         self._report_soon()
@@ -525,7 +527,7 @@ class Calls:
             self.records.died(call)
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
-            call.tried, call.sent_at = True, 0.0
+            call.tried, call.sent = True, 0.0
             return self._start(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""

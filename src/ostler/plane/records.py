@@ -134,7 +134,7 @@ class Records:
         self.running.pop(call, None)
         now, place = self._clock(), call.place
         worker = (-1, -1) if place is None else (place.replica, place.generation)
-        ending = _Ending(call, worker, now, call.sent_at or None, status, code)
+        ending = _Ending(call, worker, now, call.sent or None, status, code)
         if outcome == "cut":
             self._cut.append(ending)
         else:
@@ -144,7 +144,7 @@ class Records:
     def _note(self, ending: _Ending, outcome: str) -> None:
         call, _, now, sent, *_ = ending
         request = call.request
-        waited, took = (sent or now) - call.asked, None if sent is None else now - sent
+        waited, took = (sent or now) - call.came, None if sent is None else now - sent
         tally = self._tallies.get(call.key)
         if tally is None:
             tally = self._tallies[call.key] = Tally()
@@ -154,7 +154,7 @@ class Records:
         if sample is None:
             sample = self._samples[kind] = _Sample(_MOST.get(kind, _MOST_FAILED))
         if sample.takes():
-            wall = time.time() - self._clock() + call.asked
+            wall = time.time() - self._clock() + call.came
             sample.put(_row(ending, outcome, wall, waited, took))
 
     def report(self, *, last: bool = False) -> None:
@@ -211,9 +211,9 @@ class Records:
             "replica": None if place is None else place.replica,
             "state": state,
             "priority": call.priority,
-            "asked_at": round((wall - (now - call.asked)) * 1000),
-            "waited_ms": round(((call.sent_at if place else now) - call.asked) * 1000, 3),
-            "running_ms": round((now - call.sent_at) * 1000, 3) if place else None,
+            "asked_at": round((wall - (now - call.came)) * 1000),
+            "waited_ms": round(((call.sent if place else now) - call.came) * 1000, 3),
+            "running_ms": round((now - call.sent) * 1000, 3) if place else None,
             "bytes_in": request.received,
             "bytes_out": request.sent,
         }
