@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ostler.plane.placing import CROWDED, NEVER, NOW, There, Way, choose
+from ostler.calls.placing import CROWDED, NEVER, NOW, There, Way, choose
 from tests.calls.test_calls import Asking, ask
 from tests.harness import Node, call, until
 from tests.servers import Server, free_port

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from ostler.calls.placing import CROWDED, NEVER, NOW
 from ostler.errors import OstlerError
-from ostler.plane.placing import CROWDED, NEVER, NOW
 from ostler.store.lanes import Lane
 from ostler.store.places import PlaceRow
 from ostler.store.store import Store

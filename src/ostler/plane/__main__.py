@@ -14,7 +14,8 @@ from typing import Any
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
 from ostler.plane import openai
-from ostler.plane.calls import PATH, Calls
+from ostler.plane.call import PATH
+from ostler.plane.calls import Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.forwarding import INNER
 from ostler.plane.plan import Forward, Plan

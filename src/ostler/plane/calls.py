@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import math
-import random
 import re
 import time
 from collections.abc import Callable
@@ -15,84 +14,37 @@ from urllib.parse import parse_qs, unquote
 
 from ostler.calls.model import leads_out
 from ostler.plane.access import Access
+from ostler.plane.call import (
+    PATH,
+    Call,
+    Task,
+    as_text,
+    failure,
+    head_at,
+    is_json,
+    read_text,
+    read_wishes,
+    refused_by,
+    target_at,
+)
 from ostler.plane.forwarding import INNER, Forwarding
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse, Serve
 from ostler.plane.records import Records
-from ostler.plane.request import OWN, Request
-from ostler.plane.timers import Timer, Timers
+from ostler.plane.request import Request
+from ostler.plane.timers import Timers
 from ostler.plane.turns import Turns
 from ostler.plane.upstream import Upstream
 
 log = logging.getLogger("ostler.plane")
 
-PATH = "/api/v1/calls/"
 _PEEK = 65_536  # bytes in which the model's name must be found
 _LONGEST_ID = 200
 _FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
-_DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)?")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _TOLD = 0.5  # seconds between two reports to the node
 _NEWS = 2.0  # seconds in which the node says what became of a worker
-_JSON = b"application/json"
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its worker is killed for it, where that is allowed
-_NOT_FOR_SERVERS = OWN | {b"authorization", b"cookie", b"host", b"expect", b"x-request-id"}
-
-
-class Task:
-    """A task of the catalog."""
-
-    def __init__(self, name: str, told: dict[str, Any]) -> None:
-        self.name = name
-        self.models: dict[str, dict[str, Any]] = told["models"]
-        self.common: dict[str, Any] = told["common"]
-        self.any_model: bool = told["any_model"]
-        self.max_models: int = told["max_models"]
-        self.speaks: list[str] = told["speaks"]  # methods for OpenAI's routes
-        self.path: str | None = told["path"]  # of a server: where calls are posted
-
-    @property
-    def is_server(self) -> bool:
-        """Somebody else's program answers, and gets requests as they came."""
-        return self.path is not None
-
-    def told(self, model: str) -> dict[str, Any]:
-        """The terms of one of its models."""
-        return self.models.get(model, self.common)
-
-    @property
-    def default(self) -> str | None:
-        """The model that is meant where none is named."""
-        return next(iter(self.models)) if len(self.models) == 1 else None
-
-
-class Call:
-    """One call on its way: also what the leases know of it."""
-
-    def __init__(self, calls: Calls, request: Request, key: Key, now: float) -> None:
-        self._calls, self.request, self.key, self.asked = calls, request, key, now
-        self.id = b""
-        self.priority = 0
-        self.deadline = math.inf  # of the client's patience, in line and in the worker
-        self.timeout = math.inf  # that the worker has
-        self.keep: float | None = None
-        self.place: Place | None = None
-        self.clock: Timer | None = None
-        self.sent_at = 0.0
-        self.tried = False
-        self.target: bytes | None = None  # at a server: the path and query that it gets
-        self.came, self.sent = time.monotonic(), 0.0  # for its record: the loop's clock has milliseconds
-        self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
-
-    def granted(self, place: Place) -> None:
-        self.request.go(self._calls.forward(self, place))
-
-    def refused(self, why: Refusal) -> None:
-        self._calls.turns.over(self)
-        self._calls.records.refused(self, why)
-        self.request.go(_refusal(why, self))
 
 
 class Calls:
@@ -275,10 +227,10 @@ class Calls:
         if request.method != "POST" and not inside:
             return Refuse(405, "METHOD_NOT_ALLOWED", "a call is a POST", {"allow": "POST"})
         given = parse_qs(request.query.decode("latin-1"))
-        named = given.get("model", [None])[0] or _text(request.get(b"x-ostler-model"))
+        named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:
             named = task.default  # what its body names is the server's own business
-        if named is None and _is_json(request) and request.method in _WITH_BODY:
+        if named is None and is_json(request) and request.method in _WITH_BODY:
             return Peek(lambda r: self._peeked(r, task), _PEEK)
         return self._begin(request, task, named or task.default)
 
@@ -286,7 +238,7 @@ class Calls:
         """The first bytes of a JSON body are here."""
         body = request.begun()
         if found := _FIRST.match(body):
-            return self._begin(request, task, _read(found[1]))
+            return self._begin(request, task, read_text(found[1]))
         if not request.is_whole:
             if task.default is not None:
                 return self._begin(request, task, task.default)
@@ -314,8 +266,8 @@ class Calls:
         terms = self._terms(key) if line is None else line.terms
         call = request.note = Call(self, request, key, self._loop.time())
         if task.path is not None:
-            call.target = _target_at(request, task.path) if request.path.startswith(PATH) else request.target
-        if why := self._read_wishes(call, task):
+            call.target = target_at(request, task.path) if request.path.startswith(PATH) else request.target
+        if why := read_wishes(call, task):
             return why
         if self.forwarding.peers and (plan := self._elsewhere(call, terms)) is not None:
             return plan
@@ -334,6 +286,10 @@ class Calls:
             return None
         return Serve(lambda _: self.forwarding.elsewhere(call, ways, lambda: self._start(call, terms)))
 
+    def takes_turns(self, key: Key) -> bool:
+        """Whether calls of this model wait for their turn on the GPU."""
+        return self._exclusive and bool(self.tasks[key[0]].told(key[1])["gpu"])
+
     def _start(self, call: Call, terms: Terms) -> Plan:
         if not (self._exclusive and terms.gpu):
             return self._ask(call, terms)
@@ -341,7 +297,7 @@ class Calls:
             message = f"{len(self.turns)} calls wait for their turn on the GPU, and {terms.queue} may"
             refusal = Refusal(429, "BUSY", message, 1.0)
             self.records.refused(call, refusal)
-            return _refusal(refusal, call)
+            return refused_by(refusal, call)
         if self.turns.ask(call, lambda: call.request.go(self._in_turn(call, terms))):
             return self._in_turn(call, terms)
         call.request.gone = lambda _: self._left(call)
@@ -371,7 +327,7 @@ class Calls:
             return self.forward(call, found)
         if found is not None:
             self.records.refused(call, found)
-            return _refusal(found, call)
+            return refused_by(found, call)
         self.records.begin(call)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
@@ -404,38 +360,6 @@ class Calls:
         message = f"{task.name} may have {task.max_models} models at once, and all of them are in use; try again later"
         return Refuse(503, "TOO_MANY_MODELS", message, {"retry-after": "5"})
 
-    def _read_wishes(self, call: Call, task: Task) -> Refuse | None:
-        """What the client asks for beside the call itself."""
-        request = call.request
-        given = request.get(b"x-request-id")
-        if given is not None and not _REQUEST_ID.fullmatch(given):
-            return Refuse(
-                400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces"
-            )
-        call.id = given or b"%016x" % random.getrandbits(64)
-        told = task.told(call.key[1])
-        call.timeout = float(told["timeout"])
-        patience = call.timeout + float(told["startup"])
-        for name, read in ((b"x-ostler-timeout", True), (b"x-ostler-keep-alive", False)):
-            text = _text(request.get(name))
-            if text is None:
-                continue
-            seconds = _seconds(text)
-            if seconds is None or (read and seconds <= 0):
-                shown = name.decode()
-                return Refuse(400, "BAD_HEADER", f'{shown} must be seconds or a text such as "5m", found {text[:40]!r}')
-            if read:
-                patience = min(patience, seconds)
-            else:
-                call.keep = seconds
-        priority = _text(request.get(b"x-ostler-priority"))
-        if priority is not None:
-            if not re.fullmatch(r"-?\d{1,4}", priority):
-                return Refuse(400, "BAD_HEADER", f"x-ostler-priority must be a whole number, found {priority[:40]!r}")
-            call.priority = int(priority)
-        call.deadline = call.asked + patience
-        return None
-
     def _terms(self, key: Key) -> Terms:
         task = self.tasks[key[0]]
         told = task.told(key[1])
@@ -454,7 +378,7 @@ class Calls:
         if call.target is not None:
             return Forward(
                 place.upstream,
-                _head_at(request, call),
+                head_at(request, call),
                 failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
                 ended=lambda _, how: self._ended(call, how),
                 max_body=self._max_body,
@@ -531,7 +455,7 @@ class Calls:
             return self._start(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""
-        return _error(
+        return failure(
             502, "WORKER_DIED", f"the worker of {call.key[0]} {call.key[1]!r} ended during the call ({why}){said}", call
         )
 
@@ -556,66 +480,4 @@ class Calls:
             self._say("kill", *call.key, place.replica, place.generation, why)
             self.leases.close(call.key, place.replica, place.generation)
             message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was ended"
-        call.request.abandon(_error(504, "DEADLINE", message, call))
-
-
-def _error(status: int, code: str, message: str, call: Call) -> Refuse:
-    # It may have run: OpenAI's clients, which repeat what fails, are told not to.
-    named = {"x-ostler-request-id": call.id.decode("latin-1"), "x-should-retry": "false"}
-    return Refuse(status, code, message, named)
-
-
-def _refusal(why: Refusal, call: Call) -> Refuse:
-    headers = {"x-ostler-request-id": call.id.decode("latin-1")}
-    if why.retry is not None:
-        headers["retry-after"] = str(max(1, math.ceil(why.retry)))
-    return Refuse(why.status, why.code, why.message, headers)
-
-
-def _target_at(request: Request, path: str) -> bytes:
-    """What a server is asked for: its own path for calls, or what follows the task's name."""
-    _, inside, rest = request.target.partition(PATH.encode())[2].partition(b"?")[0].partition(b"/")
-    found = b"/" + rest if inside else path.encode()
-    return found + b"?" + request.query if request.query else found
-
-
-def _head_at(request: Request, call: Call) -> bytes:
-    """The client's own headers, without what is between it and the node."""
-    assert call.target is not None
-    out = [
-        request.method.encode(),
-        b" ",
-        call.target,
-        b" HTTP/1.1\r\nhost: localhost\r\nx-request-id: ",
-        call.id,
-        b"\r\n",
-    ]
-    for name, value in request.headers:
-        if name not in _NOT_FOR_SERVERS and not name.startswith(b"x-ostler-"):
-            out += (name, b": ", value, b"\r\n")
-    return b"".join(out)
-
-
-def _read(text: bytes) -> str | None:
-    """A text of JSON."""
-    try:
-        return text[1:-1].decode() if b"\\" not in text else str(json.loads(text))
-    except ValueError:
-        return None
-
-
-def _is_json(request: Request) -> bool:
-    kind = (request.get(b"content-type") or _JSON).partition(b";")[0].strip().lower()
-    return kind == _JSON or kind.endswith(b"+json")
-
-
-def _text(value: bytes | None) -> str | None:
-    return None if value is None else value.decode("utf-8", "replace")
-
-
-def _seconds(text: str) -> float | None:
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        return None
-    seconds = float(found[1]) * _UNITS[found[2]]
-    return -1.0 if seconds < 0 else seconds
+        call.request.abandon(failure(504, "DEADLINE", message, call))

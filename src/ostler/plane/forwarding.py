@@ -13,15 +13,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
+from ostler.calls.placing import There, Way, choose
 from ostler.plane.ask import BadUpstream, ask
 from ostler.plane.leases import Key, Place
-from ostler.plane.placing import There, Way, choose
 from ostler.plane.plan import LATER, Forward, Plan, Refuse, Reply
 from ostler.plane.request import OWN, Request
 from ostler.plane.upstream import Upstream
 
 if TYPE_CHECKING:
-    from ostler.plane.calls import Call, Calls
+    from ostler.plane.call import Call
+    from ostler.plane.calls import Calls
 
 log = logging.getLogger("ostler.plane")
 
@@ -145,12 +146,13 @@ class Forwarding:
             return Refuse(404, "UNKNOWN_MODEL", f"this node has no {task} {model[:80]!r}")
         key = (task, model)
         loop = asyncio.get_running_loop()
-        place = self._calls.leases.reserve(key, loop.time())
+        takes_turns = self._calls.takes_turns(key)  # its call waits for its turn here, as any other
+        place = None if takes_turns else self._calls.leases.reserve(key, loop.time())
         if place is not None:
             lease = secrets.token_hex(8)
             self._kept[lease] = (key, place, loop.call_later(_KEPT, self._expire, lease))
             return _json({"lease": lease})
-        if starts and self._calls.leases.could_wait(key):
+        if (starts or takes_turns) and self._calls.leases.could_wait(key):
             return _json({"lease": ""})
         return Refuse(409, "NO_PLACE", f"{task} {model[:80]!r} has no free place here")
 

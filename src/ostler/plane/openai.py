@@ -17,7 +17,8 @@ from urllib.parse import parse_qs, unquote
 
 from ostler.calls.openai import ROUTES
 from ostler.calls.speech import error_object
-from ostler.plane.calls import Calls, Task
+from ostler.plane.call import Task
+from ostler.plane.calls import Calls
 from ostler.plane.plan import Peek, Plan, Refuse, Reply, Serve
 from ostler.plane.request import Request
 

@@ -18,7 +18,7 @@ from ostler.plane.leases import Key, Refusal
 from ostler.plane.plan import Plan, Refuse, Reply
 
 if TYPE_CHECKING:
-    from ostler.plane.calls import Call
+    from ostler.plane.call import Call
     from ostler.plane.request import Request
 
 RUNNING = "running"  # the name of the list, where others have a task's
