@@ -37,6 +37,7 @@ format: setup
 bench: setup
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/live.py
+	$(BIN)/python benchmarks/calls.py --quick --overload 5
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

@@ -307,7 +307,7 @@ def cold(node: Node, quick: bool, libs: str | None) -> None:
 
     found = turns({"cold": first, "bare": bare}, 6 if quick else 20)
     added = [(a - b) * 1000 for a, b in zip(found["cold"], found["bare"])]
-    of = f"{ms(p50(found['cold']))} cold, {ms(p50(found['bare']))} bare"
+    of = ", ".join(f"{ms(p50(v))} {name} (best {ms(min(v))})" for name, v in found.items())
     shown_ = f"+{p50(added):.0f} ms ({min(added):.0f} to {max(added):.0f})"
     line("first reply of a cold model, less a bare interpreter", shown_, "<= +50 ms", of)
 

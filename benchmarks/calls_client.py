@@ -124,6 +124,9 @@ class Flood:
                 told = now
                 each()
             for number, _ in poll.poll(max(0.0, min(following - time.perf_counter(), 0.05))):
+                if number not in busy:  # it was idle for long, and the other side has closed it
+                    self._replace(number, poll)
+                    continue
                 c, sent = busy.pop(number)
                 status = receive(c)
                 took = time.perf_counter() - sent
@@ -135,3 +138,10 @@ class Flood:
                     self.strange += 1
                 self._free.append(c)
         poll.close()
+
+    def _replace(self, number: int, poll: select.epoll) -> None:
+        old = next(c for c in self._free if c.fileno() == number)
+        self._free.remove(old)
+        old.close()
+        self._free.append(self._connect())
+        poll.register(self._free[-1], select.EPOLLIN)
