@@ -24,6 +24,15 @@ class NodeApi:
         return self._context.settings
 
     @property
+    def url(self) -> str:
+        """Where clients reach the node."""
+        return self._context.url
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The models that can be called, by "task:id", as `GET /api/v1/health` shows them; from memory."""
+        return self._context.models()
+
+    @property
     def results(self) -> Results:
         """Where jobs publish artifacts."""
         return results.connect(self.settings.results, self.settings.data_dir)
