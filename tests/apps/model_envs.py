@@ -25,14 +25,14 @@ from PIL import Image, ImageDraw, ImageFont
 import soundfile
 
 to, assets = Path(sys.argv[1]), Path(sys.argv[2])
-picture = Image.new("RGB", (640, 160), "white")
-ImageDraw.Draw(picture).text((20, 50), "Hello GPU worker 42", fill="black", font=ImageFont.load_default(48))
+picture = Image.new("RGB", (400, 300), "white")
+ImageDraw.Draw(picture).text((40, 60), "Hello GPU\\nworker 42", fill="black", font=ImageFont.load_default(56))
 picture.save(to / "text.png")
-picture.resize((1280, 320)).save(to / "text.jpg", quality=90)
+picture.save(to / "text.jpg", quality=90)
 
 tale, rate = soundfile.read(assets / "two_cities.wav", dtype="float32")
-tale = tale[: 13 * rate]
-short = tale[:: rate // 16000]
+short = tale[: 13 * rate : rate // 16000]
+tale = tale[: 7 * rate]
 other, _ = soundfile.read(assets / "beckett.wav", dtype="float32")
 soundfile.write(to / "tale.wav", tale, rate, subtype="PCM_24")
 soundfile.write(to / "tale.flac", tale, rate)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import re
 import socket
 import subprocess
+import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +19,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.apps import model_envs
-from tests.harness import Node, call
+from tests.harness import Node
 
 needs_torch = pytest.mark.models
 
@@ -38,6 +41,7 @@ GENERATION = Task("generation", "/api/text-generation", "language", "SmolLM2-135
 CAPTIONING = Task("captioning", "/api/image-captioning", "language", "tags-and-text", "china.jpg", "worker:captioning:0")  # fmt: skip
 LIGHT = [pytest.param(task, id=task.name) for task in (EMBEDDING, OCR, SPEECH)]
 HEAVY = [pytest.param(task, id=task.name, marks=needs_torch) for task in (DIARIZATION, GENERATION, CAPTIONING)]
+TEXT = "Hello GPU\nworker 42"
 TYPES = {"png": "image/png", "jpg": "image/jpeg", "wav": "audio/wav", "flac": "audio/flac"}
 
 
@@ -68,7 +72,14 @@ def node(envs: Path, tmp_path_factory) -> Iterator[Node]:
 
 
 def send(node: Node, path: str, body: bytes, kind: str) -> tuple[int, Any]:
-    return call(node.url, "POST", path, body, {"content-type": kind})
+    """As long as it takes: torch on a busy machine is slow."""
+    request = urllib.request.Request(node.url + path, data=body, headers={"content-type": kind})
+    try:
+        with urllib.request.urlopen(request, timeout=600) as answer:
+            return answer.status, json.loads(answer.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.loads(error.read())
 
 
 def ask(node: Node, task: Task, samples: Path, body: str | dict[str, Any] | None = None) -> tuple[int, Any]:
@@ -104,9 +115,9 @@ def check_embedding(found: Any) -> None:
 
 
 def check_ocr(found: Any) -> None:
-    assert found["text"] == "Hello GPU worker 42"
+    assert found["text"] == TEXT
     assert found["lines"][0]["score"] > 0.9
-    assert (found["width"], found["height"]) == (640, 160)
+    assert (found["width"], found["height"]) == (400, 300)
 
 
 def check_speech(found: Any) -> None:
@@ -115,7 +126,7 @@ def check_speech(found: Any) -> None:
     assert "the worst of times" in said
     times = [(one["start"], one["end"]) for one in found["segments"]]
     assert times == sorted(times)
-    assert 12.9 < found["seconds"] < 13.1
+    assert 6.9 < found["seconds"] < 7.1
 
 
 def check_diarization(found: Any) -> None:
@@ -218,7 +229,7 @@ def test_a_file_may_be_the_body_a_part_of_a_form_or_base64(node: Node, samples: 
         (json.dumps({"image": f"data:image/png;base64,{text}", "min_score": 0.2}).encode(), "application/json"),
     ):
         status, found = send(node, OCR.path, body, kind)
-        assert (status, found.get("text")) == (200, "Hello GPU worker 42"), (kind, found)
+        assert (status, found.get("text")) == (200, TEXT), (kind, found)
 
 
 def test_other_sounds_are_heard_as_well(node: Node, samples: Path) -> None:
@@ -375,7 +386,7 @@ print(callable(app.models["generation"].target.chat), "torch" in sys.modules)
     import ostler
 
     standin = Path(ostler.__file__).parent / "calls" / "standin"
-    done = subprocess.run([model_envs.python("light"), "-I", "-c", code, standin, samples / "two.wav"], capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run([model_envs.python("light"), "-I", "-c", code, standin, samples / "tale.wav"], capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["2 384", "['seconds', 'segments', 'text']", "True False"]
 
@@ -394,8 +405,36 @@ def test_the_page_runs_a_task(node: Node, samples: Path) -> None:
         assert page.locator("#embedding td").first.inner_text() == "1.00"
         page.locator("#ocr input[type=file]").set_input_files(samples / "text.png")
         page.locator("#ocr button").click()
-        page.get_by_text("Hello GPU worker 42").wait_for()
+        page.locator("#ocr pre").get_by_text("worker 42").wait_for()
         page.locator("#speech input[type=file]").set_input_files(samples / "silence.wav")
         page.locator("#speech button").click()
         page.get_by_role("alert").get_by_text("silent").wait_for()
         assert wrong == []
+
+
+def test_the_demo_shows_it_all_and_ends_by_itself(envs: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "ostler", "demo", "models", "--data", str(tmp_path / "demo")],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OSTLER_ENV_DIR": str(envs)},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        "1. A cold call",
+        "2. A warm call",
+        "STABLE RULES",
+        "embedding left to make room",
+        "ocr left to make room",
+        "--> kill -9",
+        "ended during the call",
+        "5. The next call",
+        "no call lost",
+        "nothing is left running",
+    ):
+        assert words in done.stdout, (words, done.stdout)
+    pids = re.findall(r"^  embedding .* pid (\d+)\)", done.stdout, re.MULTILINE)
+    assert len(pids) == 4
+    assert pids[0] == pids[1]
+    assert len(set(pids)) == 3  # warm; after the eviction; after the kill

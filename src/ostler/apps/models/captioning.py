@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ostler.apps.models import given, pictures, weights
+from ostler.apps.models import given, pictures, threads, weights
 from ostler.apps.models.generation import Generation
 from ostler.apps.models.ocr import Ocr
 
@@ -105,6 +105,7 @@ class _Model:
         import torch  # noqa: PLC0415
         from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: PLC0415
 
+        torch.set_num_threads(threads.count())
         self._torch = torch
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._processor = AutoProcessor.from_pretrained(str(folder), local_files_only=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler import InputError, cancelled
-from ostler.apps.models import given, sound, weights
+from ostler.apps.models import given, sound, threads, weights
 
 PACKAGED = ("silero-resemblyzer",)
 MARK = "pretrained.pt"  # of a voice encoder of your own, saved as Resemblyzer saves it
@@ -26,6 +26,7 @@ class Diarization:
         from silero_vad import load_silero_vad  # noqa: PLC0415
 
         folder = weights.find("diarization", model_id) or weights.packaged("resemblyzer")
+        torch.set_num_threads(threads.count())
         self._torch = torch
         self._ears = load_silero_vad()
         self._voice = _Voice(torch, folder / MARK)

