@@ -82,7 +82,7 @@ def _embeddings() -> dict[str, Any]:
     found = _ids("embedding", embedding.PACKAGED)
     for one in found:
         if one.endswith("-torch") or not embedding.is_light(one):
-            found[one] = {"env": "torch", "memory_mb": 900}
+            found[one] = {"env": "torch", "gpu_mb": 600, "memory_mb": 600}
     return found
 
 
@@ -93,12 +93,13 @@ app.model(
     "diarization",
     models=_ids("diarization", diarization.PACKAGED, diarization.MARK),
     env="torch",
-    memory_mb=900,
+    gpu_mb=600,
+    memory_mb=600,
 )(diarization.Diarization)
-app.model("generation", models=_ids("generation", generation.PACKAGED), env="language", memory_mb=1600)(
+app.model("generation", models=_ids("generation", generation.PACKAGED), env="language", gpu_mb=900, memory_mb=800)(
     generation.Generation
 )
-app.model("captioning", models=_ids("captioning", captioning.PACKAGED), env="language", memory_mb=2000)(
+app.model("captioning", models=_ids("captioning", captioning.PACKAGED), env="language", gpu_mb=1100, memory_mb=1000)(
     captioning.Captioning
 )
 

@@ -192,7 +192,7 @@ def _event(item: Any) -> bytes:
 def _health(node: NodeApi) -> dict[str, Any]:
     """In the form of seed 003, from memory: nobody waits for a lock."""
     kept = ("state", "socket", "idle_seconds", "memory_mb", "in_flight")
-    found = {name: told for name, told in node.models().items() if told["state"] != "IDLE"}
+    found = {name: told for name, told in node.models().items() if told["state"] not in ("IDLE", "UNAVAILABLE")}
     workers = {name: {key: told[key] for key in kept} for name, told in found.items()}
     active = any(told["in_flight"] or told["state"] == "STARTING" for told in found.values())
     failed = any(told["state"] == "FAILED" for told in found.values())
