@@ -65,7 +65,15 @@ def node(envs: Path, tmp_path_factory) -> Iterator[Node]:
     for file in ("config.json", "model.safetensors", "tokenizer.json"):
         (own / "org" / "mine" / file).symlink_to(source / file)
     (own / "out").symlink_to(source)
-    running = Node(folder, model_envs.APP, OSTLER_ENV_DIR=str(envs), OSTLER_MODELS_DIR=str(folder / "models"))
+    (folder / "models" / "ocr" / "mine").mkdir(parents=True)
+    read = model_envs.package("light", "rapidocr_onnxruntime") / "models"
+    for kind in ("det", "rec"):
+        (folder / "models" / "ocr" / "mine" / f"{kind}.onnx").symlink_to(read / f"ch_PP-OCRv4_{kind}_infer.onnx")
+    (folder / "models" / "speech" / "my-tiny").mkdir(parents=True)
+    for file in (model_envs.package("light", "moonshine_voice") / "assets" / "tiny-en").iterdir():
+        (folder / "models" / "speech" / "my-tiny" / file.name).symlink_to(file)
+    given = {"OSTLER_ENV_DIR": str(envs), "OSTLER_MODELS_DIR": str(folder / "models"), "OSTLER_MODELS_IDLE": "10m"}
+    running = Node(folder, model_envs.APP, **given)
     running.start()
     yield running
     running.kill()
@@ -244,6 +252,11 @@ def test_a_directory_is_a_model_and_no_id_leads_out_of_it(node: Node, samples: P
     packaged = good(node, EMBEDDING, samples)["embeddings"]
     own = good(node, EMBEDDING, samples, {**EMBEDDING.body, "model": "org/mine"})
     assert (own["model"], own["embeddings"]) == ("org/mine", packaged)
+    data = {name: (samples / name).read_bytes() for name in ("text.png", "tale.wav")}
+    assert send(node, f"{OCR.path}?model=mine", data["text.png"], "image/png")[1]["text"] == TEXT
+    status, heard = send(node, f"{SPEECH.path}?model=my-tiny", data["tale.wav"], "audio/wav")
+    assert (status, heard["model"]) == (200, "my-tiny"), heard
+    check_speech(heard)
     for wrong in ("../../etc", "/etc/passwd", "out", "org/../../models", "org", "nothing"):
         status, told = ask(node, EMBEDDING, samples, {"texts": ["x"], "model": wrong})
         assert (status, told["error"]["code"]) == (404, "UNKNOWN_MODEL"), (wrong, told)
@@ -284,18 +297,18 @@ def test_what_cannot_be_taken_is_refused_and_the_workers_live_on(node: Node, sam
         (raw + "embedding" + one, b"\x00\x01", "image/png", 400, "must be a JSON object"),
         (raw + "embedding?model=none", b"{}", "application/json", 404, "known are"),
         (raw + "nothing", b"{}", "application/json", 404, "declared are"),
-        (raw + "ocr", files["cut.png"], "image/png", 400, "damaged or incomplete"),
-        (raw + "ocr", files["cut.jpg"], "image/jpeg", 400, "damaged or incomplete"),
-        (raw + "ocr", files["bomb.png"], "image/png", 400, "found 60000 x 60000"),
-        (raw + "ocr", b"no picture", "image/png", 400, "cannot be read"),
-        (raw + "ocr", b"", "image/png", 400, "there is no image"),
-        (raw + "ocr", model_envs.png(4, 4), "image/png", 400, "8 pixels on each side"),
-        (raw + "ocr", b'{"payload": {"image": "%%%"}}', "application/json", 400, "not base64"),
-        (raw + "speech", files["silence.wav"], "audio/wav", 400, "is silent"),
-        (raw + "speech", files["nan.wav"], "audio/wav", 400, "NaN"),
-        (raw + "speech", files["cut.wav"], "audio/wav", 400, "incomplete"),
-        (raw + "speech", files["cut.wav"][:30], "audio/wav", 400, "ends before its samples"),
-        (raw + "speech", b"fLaC" + bytes(1000), "audio/flac", 400, "cannot be read"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", files["cut.png"], "image/png", 400, "damaged or incomplete"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", files["cut.jpg"], "image/jpeg", 400, "damaged or incomplete"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", files["bomb.png"], "image/png", 400, "found 60000 x 60000"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", b"no picture", "image/png", 400, "cannot be read"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", b"", "image/png", 400, "there is no image"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", model_envs.png(4, 4), "image/png", 400, "8 pixels on each side"),
+        (raw + "ocr?model=rapidocr-ppocr-v4", b'{"payload": {"image": "%%%"}}', "application/json", 400, "not base64"),
+        (raw + "speech?model=moonshine-tiny-en", files["silence.wav"], "audio/wav", 400, "is silent"),
+        (raw + "speech?model=moonshine-tiny-en", files["nan.wav"], "audio/wav", 400, "NaN"),
+        (raw + "speech?model=moonshine-tiny-en", files["cut.wav"], "audio/wav", 400, "incomplete"),
+        (raw + "speech?model=moonshine-tiny-en", files["cut.wav"][:30], "audio/wav", 400, "ends before its samples"),
+        (raw + "speech?model=moonshine-tiny-en", b"fLaC" + bytes(1000), "audio/flac", 400, "cannot be read"),
         (EMBEDDING.path, b'{"texts": []}', "application/json", 422, "at least 1 item"),
         (EMBEDDING.path, b'{"texts": ["x"], "more": 1}', "application/json", 422, "more"),
         (EMBEDDING.path, b"[", "application/json", 422, "Invalid JSON"),
@@ -378,7 +391,8 @@ from pathlib import Path
 from ostler import Body
 from ostler.apps.models import app
 one = app.models["embedding"].target(); one.load("all-MiniLM-L6-v2")
-print(len(one.embed(["x", "y"], {})), len(one.embed(["x"], {})[0]))
+found = one.embed(["x", "y"], {})
+print(len(found["embeddings"]), len(found["embeddings"][0]), found["usage"])
 two = app.models["speech"].target(); two.load("moonshine-tiny-en")
 print(sorted(two.transcribe(Body(Path(sys.argv[2]).read_bytes(), "audio/wav"), {})))
 print(callable(app.models["generation"].target.chat), "torch" in sys.modules)
@@ -388,7 +402,56 @@ print(callable(app.models["generation"].target.chat), "torch" in sys.modules)
     standin = Path(ostler.__file__).parent / "calls" / "standin"
     done = subprocess.run([model_envs.python("light"), "-I", "-c", code, standin, samples / "tale.wav"], capture_output=True, text=True)  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["2 384", "['seconds', 'segments', 'text']", "True False"]
+    assert done.stdout.splitlines() == ["2 384 {'prompt_tokens': 6}", "['duration', 'segments', 'text']", "True False"]
+
+
+@needs_torch
+@pytest.mark.timeout(1200)
+def test_language_and_captioning_models_of_ones_own_are_loaded(tmp_path: Path, samples: Path) -> None:
+    """A captioning model from a directory (random weights: what it says is nothing, but it has seen the image), and a language model."""
+    model_envs.built("language")
+    code = """
+import os, sys; sys.path.insert(0, sys.argv[1])
+from pathlib import Path
+root, picture = Path(os.environ["OSTLER_MODELS_DIR"]), Path(sys.argv[2])
+from transformers import BertTokenizerFast, BlipConfig, BlipForConditionalGeneration, BlipImageProcessor, BlipProcessor
+from ostler import Body
+from ostler.apps.models import app, captioning, generation
+(root / "vocab.txt").write_text("\\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "horse"]))
+small = dict(hidden_size=32, num_hidden_layers=1, num_attention_heads=2, intermediate_size=64)
+text = dict(small, vocab_size=7, encoder_hidden_size=32, bos_token_id=2, eos_token_id=3, sep_token_id=3, pad_token_id=0)
+config = BlipConfig(text_config=text, vision_config=dict(small, image_size=32, patch_size=8))
+BlipForConditionalGeneration(config).save_pretrained(root / "captioning" / "mine")
+size = {"height": 32, "width": 32}
+BlipProcessor(BlipImageProcessor(size=size), BertTokenizerFast(str(root / "vocab.txt"))).save_pretrained(root / "captioning" / "mine")
+one = captioning.Captioning()
+list(one.load("mine"))
+found = one.infer(Body(picture.read_bytes(), "image/png", fields={"max_tokens": "5"}))
+print(found["method"], isinstance(found["caption"], str))
+two = generation.Generation()
+list(two.load("SmolLM2-135M-Instruct"))
+(root / "generation").mkdir()
+(generation.cache() / "SmolLM2-135M-Instruct").rename(root / "generation" / "mine")
+three = generation.Generation()
+list(three.load("mine"))
+asked = [{"role": "user", "content": "What is the capital of France?"}], {"max_tokens": 20, "stop": ["."]}
+*pieces, end = three.chat(*asked)
+print("".join(pieces), end["finish_reason"], end["usage"]["completion_tokens"] > 3)
+*again, _ = three.chat(asked[0], {**asked[1], "temperature": 1.5, "seed": 7})
+*same, _ = three.chat(asked[0], {**asked[1], "temperature": 1.5, "seed": 7})
+print(again == same)
+"""
+    import ostler
+
+    standin = Path(ostler.__file__).parent / "calls" / "standin"
+    (tmp_path / "models").mkdir()
+    env = {"OSTLER_MODELS_DIR": str(tmp_path / "models"), "OSTLER_DATA": str(tmp_path / "data")}
+    done = subprocess.run([model_envs.python("language"), "-s", "-c", code, standin, samples / "text.png"], capture_output=True, text=True, env=env)  # fmt: skip
+    assert done.returncode == 0, done.stderr[-3000:]
+    first, second, third = [line for line in done.stdout.splitlines() if "Loaded" not in line]
+    assert first == "captioning-model True"
+    assert second.startswith("The capital of France is Paris stop True")
+    assert third == "True"
 
 
 def test_the_page_runs_a_task(node: Node, samples: Path) -> None:

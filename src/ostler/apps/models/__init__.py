@@ -7,6 +7,7 @@ the node's own has none of it. This file also runs there, under any Python from 
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any
 
 from ostler import Ostler
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from ostler.web.extend import NodeApi
 
 app = Ostler()
+
+_IDLE = os.environ.get("OSTLER_MODELS_IDLE") or 60
 
 _READING = ["onnxruntime==1.31.1", "opencv-python-headless==5.0.0.93", "pillow==13.0.0", "pyclipper==1.4.0", "PyYAML==6.0.3",
             "shapely==2.2.0", "six==1.17.0", "tqdm==4.70.1"]  # fmt: skip
@@ -86,22 +89,30 @@ def _embeddings() -> dict[str, Any]:
     return found
 
 
-app.model("embedding", models=_embeddings(), env="light", memory_mb=300)(embedding.Embedding)
-app.model("ocr", models=_ids("ocr", ocr.PACKAGED, ocr.MARK), env="light", memory_mb=500)(ocr.Ocr)
-app.model("speech", models=_ids("speech", speech.PACKAGED, speech.MARK), env="light", memory_mb=400)(speech.Speech)
+app.model("embedding", models=_embeddings(), env="light", idle=_IDLE, memory_mb=300)(embedding.Embedding)
+app.model("ocr", models=_ids("ocr", ocr.PACKAGED, ocr.MARK), env="light", idle=_IDLE, memory_mb=500)(ocr.Ocr)
+app.model("speech", models=_ids("speech", speech.PACKAGED, speech.MARK), env="light", idle=_IDLE, memory_mb=400)(
+    speech.Speech
+)
 app.model(
     "diarization",
     models=_ids("diarization", diarization.PACKAGED, diarization.MARK),
     env="torch",
+    idle=_IDLE,
     gpu_mb=600,
     memory_mb=600,
 )(diarization.Diarization)
-app.model("generation", models=_ids("generation", generation.PACKAGED), env="language", gpu_mb=900, memory_mb=800)(
-    generation.Generation
-)
-app.model("captioning", models=_ids("captioning", captioning.PACKAGED), env="language", gpu_mb=1100, memory_mb=1000)(
-    captioning.Captioning
-)
+app.model(
+    "generation", models=_ids("generation", generation.PACKAGED), env="language", idle=_IDLE, gpu_mb=900, memory_mb=800
+)(generation.Generation)
+app.model(
+    "captioning",
+    models=_ids("captioning", captioning.PACKAGED),
+    env="language",
+    idle=_IDLE,
+    gpu_mb=1100,
+    memory_mb=1000,
+)(captioning.Captioning)
 
 
 @app.web

@@ -63,7 +63,7 @@ class _Composed:
         for asked, answered in (*_EXAMPLES, (f"Objects: {names}. Text: {_quoted(text)}.", "")):
             messages += [{"role": "user", "content": asked}]
             messages += [{"role": "assistant", "content": answered}] if answered else []
-        sentence = "".join(self._words.chat(messages, {"max_tokens": most, "stop": ["\n"]})).strip()
+        sentence = "".join(self._words.pieces(messages, {"max_tokens": most, "stop": ["\n"]}, {})).strip()
         if text and text not in sentence:
             sentence = f"{sentence} The text in it reads {_quoted(text)}.".strip()
         return {"caption": sentence, "method": "tags-and-text", "tags": tags, "text": text}

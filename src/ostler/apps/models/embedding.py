@@ -43,11 +43,10 @@ class Embedding:
         rows = self._encoder.tokens(given.texts(asked.get("texts")))
         return self._answer(rows)
 
-    def embed(self, texts: list[str], options: Mapping[str, Any]) -> list[list[float]]:
-        """The vectors alone, for `/v1/embeddings`."""
-        rows = self._encoder.tokens(given.texts(texts, "input"))
-        found: list[list[float]] = self._answer(rows)["embeddings"]
-        return found
+    def embed(self, texts: list[str], options: Mapping[str, Any]) -> dict[str, Any]:
+        """For `/v1/embeddings`: the vectors, and how many tokens they took."""
+        found = self._answer(self._encoder.tokens(given.texts(texts, "input")))
+        return {"embeddings": found["embeddings"], "usage": {"prompt_tokens": found["tokens"]}}
 
     def _answer(self, rows: list[list[int]]) -> dict[str, Any]:
         longest = self._encoder.longest

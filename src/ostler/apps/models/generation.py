@@ -13,7 +13,7 @@ from ostler.apps.models import given, threads, weights
 
 PACKAGED = ("SmolLM2-135M-Instruct",)
 _GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-_ROLES = ("system", "user", "assistant")
+_ROLES = ("system", "developer", "user", "assistant")  # developer is a newer word for system
 _MESSAGES = 100
 _TOKENS = 2048  # that one call may ask for
 
@@ -54,15 +54,18 @@ class Generation:
         if messages is None:
             messages = [{"role": "user", "content": given.text(asked["prompt"], "prompt")}]
         told: dict[str, Any] = {}
-        for piece in self._pieces(messages, asked, told):
+        for piece in self.pieces(messages, asked, told):
             yield {"text": piece}
         yield {"done": True, **told}
 
-    def chat(self, messages: Any, options: Mapping[str, Any]) -> Iterator[str]:
-        """The pieces of the answer alone, for `/v1/chat/completions`."""
-        return self._pieces(messages, options, {})
+    def chat(self, messages: Any, options: Mapping[str, Any]) -> Iterator[Any]:
+        """For `/v1/chat/completions`: the pieces of the answer, at last why it ended and how many tokens there were."""
+        told: dict[str, Any] = {}
+        yield from self.pieces(messages, options, told)
+        usage = {"prompt_tokens": told["prompt_tokens"], "completion_tokens": told["tokens"]}
+        yield {"content": "", "finish_reason": told["finish_reason"], "usage": usage}
 
-    def _pieces(self, messages: Any, options: Mapping[str, Any], told: dict[str, Any]) -> Iterator[str]:
+    def pieces(self, messages: Any, options: Mapping[str, Any], told: dict[str, Any]) -> Iterator[str]:
         """The answer in pieces of whole characters. `told` gets the counts and why it ended."""
         row = self._tokens(_checked(messages))
         most = given.whole(options, "max_tokens", 256, 1, _TOKENS)
@@ -127,7 +130,7 @@ class _Choice:
     def __init__(self, torch: Any, options: Mapping[str, Any], device: str) -> None:
         self._torch = torch
         self._heat = given.number(options, "temperature", 0.0, 0, 2)
-        self._top = given.number(options, "top_p", 1.0, 0.01, 1)
+        self._top = given.number(options, "top_p", 1.0, 0, 1)
         self._random = torch.Generator(device=device)
         if options.get("seed") is not None:
             self._random.manual_seed(given.whole(options, "seed", 0, 0, 2**53))
@@ -150,7 +153,7 @@ def _checked(messages: Any) -> list[dict[str, str]]:
         if not isinstance(message, Mapping) or message.get("role") not in _ROLES:
             raise InputError(f"messages[{number}] must have a role of {', '.join(_ROLES)}")
         content = given.text(message.get("content"), f"messages[{number}].content")
-        found.append({"role": str(message["role"]), "content": content})
+        found.append({"role": str(message["role"]).replace("developer", "system"), "content": content})
     if sum(len(message["content"]) for message in found) > given.LETTERS:
         raise InputError(f"the messages may have {given.LETTERS} characters in all")
     return found

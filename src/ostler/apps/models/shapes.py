@@ -99,7 +99,7 @@ class GenerationRequest(_Request):
     model: str = Field(generation.PACKAGED[0], description=_MODEL)
     max_tokens: Annotated[int, Field(ge=1, le=2048)] = 256
     temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
-    top_p: Annotated[float, Field(ge=0.01, le=1)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0)] | None = None
     stop: list[str] | str | None = None
     stream: bool = Field(False, description="server-sent events: `{text}` for each piece, then `{done, …}`")

@@ -32,7 +32,8 @@ class Speech:
 
     def transcribe(self, audio: Body, options: Mapping[str, Any]) -> dict[str, Any]:
         """For `/v1/audio/transcriptions`."""
-        return self.infer(audio)
+        found = self.infer(audio)
+        return {"text": found["text"], "segments": found["segments"], "duration": found["seconds"]}
 
     def _segments(self, piece: Any, start: int) -> list[dict[str, Any]]:
         if cancelled():
