@@ -155,7 +155,7 @@ class Node:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.wait()
-                raise
+                raise AssertionError(f"the node did not stop within 40 s:\n{self.log()[-4000:]}") from None
         return self.process.returncode if self.process else 0
 
     def log(self) -> str:

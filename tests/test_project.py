@@ -32,7 +32,7 @@ LAYERS = [
     {"store"},
     {"envs"},
     {"private"},
-    {"config", "errors", "events", "loading", "parts"},
+    {"config", "errors", "events", "loading", "names", "parts"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py", "calls/running.py"}
@@ -76,8 +76,8 @@ def test_imports_go_down_only() -> None:
 def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
-        "BadArguments", "BatchId", "Body", "Cancel", "Cancelled", "Chain", "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId",
-        "LostClaim", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
+        "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
         "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)

@@ -12,18 +12,21 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from ostler import config, loading
+from ostler import loading
 from ostler.calls import model as models_of
+from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
-from ostler.config import EnvSettings, PoolSettings, Settings
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import BatchId, Chain, JobId, Step, store_batch, store_batch_async
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
 from ostler.jobs.options import check
-from ostler.jobs.producer import Producer
+from ostler.names import pool_name
 
+# Loaded where they are needed: each model's worker imports this module, and is to be there soon.
 if TYPE_CHECKING:
+    from ostler.config import EnvSettings, PoolSettings, Settings
+    from ostler.jobs.producer import Producer
     from ostler.store.rows import NewJob
 
 P = ParamSpec("P")
@@ -147,7 +150,7 @@ class _Declare:
 
 
 @dataclass(eq=False)
-class Ostler:
+class Ostler(Calling):
     """An app: the declarations of one file. `store` and `data` are defaults; ostler.toml, OSTLER_* and flags overrule them."""
 
     store: str | None = None
@@ -219,7 +222,7 @@ class Ostler:
             check(f"job {called!r}", options)
         except BadArguments as error:
             raise ConfigError(str(error)) from None
-        if config.pool_name(queue) in self.commands or queue in self.models:
+        if pool_name(queue) in self.commands or queue in self.models:
             kind = "command" if queue in self.commands else "model"
             raise ConfigError(f"{queue!r} is already the name of a {kind}; a job's queue needs another name")
         parameters = signature.describe(function)
@@ -280,6 +283,8 @@ class Ostler:
         caller = Path(sys._getframe(1).f_code.co_filename).absolute().parent  # noqa: SLF001
         table = {"python": python, "requirements": requirements, "constraints": constraints}
         table |= {"no_deps": no_deps, "index": index, "extra_index": extra_index, "installer": installer, "path": path}
+        from ostler import config  # noqa: PLC0415
+
         self.envs[name] = config.described(name, table, caller, f"app.env({name!r})")
         return name
 
@@ -295,7 +300,7 @@ class Ostler:
         """Limits of a queue over all nodes: how many run at once, and how many begin per time ("10/s", "100/m", "1000/h")."""
         if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
             raise ConfigError(f"queue {name!r}: at_once must be a whole number from 1, found {at_once!r}")
-        self.queues[config.pool_name(name)] = (at_once, None if rate is None else _rate(name, rate))
+        self.queues[pool_name(name)] = (at_once, None if rate is None else _rate(name, rate))
 
     def batch(
         self,
@@ -345,6 +350,8 @@ class Ostler:
         """Size and limits of the workers of a queue (or command), and the environment that a queue's workers run in; ostler.toml,
         environment and flags overrule them.
         """
+        from ostler.config import PoolSettings  # noqa: PLC0415
+
         declared = PoolSettings(
             workers=workers,
             startup_deadline=startup_deadline,
@@ -359,7 +366,7 @@ class Ostler:
         )
         if env is not None:
             self._check_env(name, env, "the pool", declared)
-        self.pools[config.pool_name(name)] = declared
+        self.pools[pool_name(name)] = declared
 
     def command(
         self,
@@ -384,7 +391,7 @@ class Ostler:
         probe.parse(ready)
         if not argv or isinstance(argv, str) or not all(isinstance(a, str) for a in argv):
             raise ConfigError(f"command {name!r}: argv must be a list of strings, found {argv!r}")
-        config.pool_name(name)
+        pool_name(name)
         self._check_free(name)
         try:
             number = signals.Signals[drain_signal].value
@@ -433,12 +440,14 @@ class Ostler:
         max_models: int = 8,
         variables: Mapping[str, str] | None = None,
         cwd: str | None = None,
+        path: str = "/",
         **options: Unpack[Options],
     ) -> None:
         """Declare a model that any HTTP server program serves (llama-server, vLLM, TEI…), with the options of `app.model`.
 
         `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{model}` the model's id, `{n}` the
         worker's number. `ready` is http:/path or tcp: there, or one of the probes of `app.command`. `variables` are put into its environment.
+        A call is posted to its `path`; `/api/v1/calls/NAME/any/path` reaches any other.
         """
         self._check_free(name)
         self.models[name] = models_of.declare_server(
@@ -451,6 +460,7 @@ class Ostler:
             max_models=max_models,
             variables=variables,
             cwd=cwd,
+            path=path,
         )
 
     def _check_free(self, name: str) -> None:
@@ -473,11 +483,15 @@ class Ostler:
         """Stores jobs for this app; made when it is first used. Raises ConfigError while an app is loaded."""
         loading.refuse()
         if self._producer is None:
+            from ostler.jobs.producer import Producer  # noqa: PLC0415
+
             self._producer = Producer(self.settings())
         return self._producer
 
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
         """The settings as this process sees them."""
+        from ostler import config  # noqa: PLC0415
+
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
 
 

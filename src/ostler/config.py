@@ -14,14 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from ostler.errors import ConfigError
+from ostler.names import is_pool_name, pool_name
 
-_POOL_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,62}", re.IGNORECASE)
 _ENV_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,62}", re.IGNORECASE)
 _VERSION = re.compile(r"3\.\d{1,2}(\.\d{1,2})?")
 
 
 # Variables that Ostler itself gives to workers, the one that names the settings file, and GPUs for tests.
-_INTERNAL = frozenset({"component", "control", "family", "node", "config", "origin", "label", "env", "fake_gpus"})
+_INTERNAL = frozenset(
+    {"component", "control", "family", "node", "config", "origin", "label", "env", "fake_gpus", "calls"}
+)
 
 
 _APPS = (
@@ -108,6 +110,10 @@ class Settings:
         "",
         "the URL by which other nodes reach this one (http://10.0.0.7:8356); empty: made of host and port, or nothing on loopback",
     )
+    url: str = _setting(
+        "",
+        "the node that `app.call` and `ostler call` use, with `token`; empty: the one that runs on the data directory",
+    )
     log_level: str = _setting("info", "debug, info, warning or error")
 
     workers: int = _setting(2, "workers of a pool that names no number of its own")
@@ -144,7 +150,11 @@ class Settings:
         30.0, "a worker that has waited for memory this long is no longer overtaken, and job workers yield to it"
     )
     gpu_exclusive: bool = _setting(
-        False, "of all workers that use a GPU, one loads or answers a call at a time, whatever fits"
+        False, "of all models that use a GPU, one loads or answers a call at a time, whatever fits"
+    )
+
+    parked_for: float = _setting(
+        3600.0, "a model that is parked (its device memory on the host) and not called for this long is ended"
     )
 
     poll_interval: float = _setting(1.0, "fallback look into the store, for a ring of the doorbell that was lost")
@@ -154,6 +164,9 @@ class Settings:
     crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
     crash_delay: float = _setting(
         10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
+    )
+    job_nice: int = _setting(
+        5, "added to the niceness of job workers where the app has models, so that calls come first; 0: all are equal"
     )
     max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
     max_body: int = _setting(67_108_864, "the most bytes of a call's body")
@@ -178,6 +191,10 @@ class Settings:
         "done and cancelled jobs, with timeline, logs and artifacts' rows, are deleted after so long, except the newest job; 0: never",
     )
     failed_retention: float = _setting(2_592_000.0, "failed jobs are deleted after so long; 0: never")
+    calls_retention: float = _setting(604_800.0, "rows of the call log are deleted after so long; 0: never")
+    calls_kept: int = _setting(
+        100_000, "so many rows of the call log are kept at most, the newest; 0: as many as there are"
+    )
     upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
     exit_retention: float = _setting(2_592_000.0, "how long exit records of workers and incidents are kept")
     event_keepalive: float = _setting(15.0, "a stream of events that has nothing to say sends a comment this often")
@@ -382,7 +399,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
     sizes = {}
     for pair in pairs:
         name, equals, size = pair.strip().partition("=")
-        if not equals or not size.strip().isdigit() or not _POOL_NAME.fullmatch(name.strip()):
+        if not equals or not size.strip().isdigit() or not is_pool_name(name.strip()):
             raise ConfigError(f"{source}: {pair!r} is not a pool size; write name=number, such as tag=2")
         sizes[name.strip()] = int(size)
     return sizes
@@ -488,12 +505,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
-
-
-def pool_name(name: str) -> str:
-    """The name, when it can be part of a component id and a file name; raises ConfigError."""
-    if not isinstance(name, str) or not _POOL_NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please"
-        )
-    return name

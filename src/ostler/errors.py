@@ -14,6 +14,11 @@ OstlerError
 │   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
 ├── EnvError             500  an environment cannot be built, removed or used
 │   └── EnvNotBuilt      503  it has to be built first; the message has the command
+├── CallError            a call to a model was not answered with a result; it has the node's code, status and request id
+│   ├── CallRefused      4xx  what was sent cannot be called: the same call would be refused again
+│   ├── CallBusy         429, 503  nothing was run; `retry_after` says when to try again
+│   ├── CallTimeout      504  it took longer than it may; also a TimeoutError
+│   └── ModelFailed      500, 502, 503, 507  the model raised, died or cannot be loaded; a call that had begun may have had effects
 ├── Unreachable          502  another node cannot be reached from here
 ├── NodeLost             503  this node was declared dead by another: what it had is dropped
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
@@ -111,6 +116,51 @@ class EnvNotBuilt(EnvError):
 
     code = "ENV_NOT_BUILT"
     status = 503
+
+
+class CallError(OstlerError):
+    """A call to a model was not answered with a result. The kinds below say what follows from it; `code` says exactly what happened."""
+
+    code = "CALL_FAILED"
+
+    def __init__(
+        self,
+        message: str,
+        code: str = "",
+        status: int = 0,
+        request_id: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code, self.status = code or self.code, status or self.status
+        self.request_id, self.retry_after = request_id, retry_after
+
+
+class CallRefused(CallError):
+    """What was sent cannot be called, and was not run: no such task or model, a payload that the model does not take."""
+
+    code = "CALL_REFUSED"
+    status = 400
+
+
+class CallBusy(CallError):
+    """Nothing was run: too many calls wait, or there is no node. `retry_after` (seconds), if known, says when to try again."""
+
+    code = "BUSY"
+    status = 503
+
+
+class CallTimeout(CallError, TimeoutError):
+    """The call took longer than it may, and is cancelled."""
+
+    code = "DEADLINE"
+    status = 504
+
+
+class ModelFailed(CallError):
+    """The model raised, its process died, or it cannot be loaded. A call that had begun may have had effects, and is not repeated."""
+
+    code = "MODEL_ERROR"
 
 
 class Unreachable(OstlerError):

@@ -105,6 +105,10 @@ class JobsTouched(NamedTuple):
     others: bool = False
 
 
+class CallsTouched(NamedTuple):
+    """The plane has told of its models or calls, or a model's state has changed."""
+
+
 class Printed(NamedTuple):
     """Something was printed: `worker:{pool}:{n}`, or `job:{id}`."""
 
@@ -130,6 +134,7 @@ Event = (
     | RunsDone
     | ClaimLost
     | JobsTouched
+    | CallsTouched
     | Printed
     | StoreAnswers
 )

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments
-from ostler.jobs.producer import prepare
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -46,6 +45,8 @@ class Step:
         """The job to store; raises InputError."""
         limit = self._app.producer.settings.max_payload
         row = self._row
+        from ostler.jobs.producer import prepare  # noqa: PLC0415  loads much that a model's worker does not need
+
         return prepare({row["name"]: row}, row["name"], self._args, limit, into=into, **{**self._options, **more})
 
     def waiting(self, into: str | None = None) -> dict[str, Any]:

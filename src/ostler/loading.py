@@ -30,13 +30,13 @@ class _Load:
 _loads: ContextVar[_Load | None] = ContextVar("loads", default=None)
 
 
-def refuse() -> None:
+def refuse(does: str = "stores a job") -> None:
     """Raise ConfigError when an app is being loaded here."""
     load = _loads.get()
     if load is not None and not load.over:
         raise ConfigError(
-            f"{load.what} stores a job while it is loaded{_line()}; a node, each worker and `ostler check` load it, so each would store "
-            'one: put the call under if __name__ == "__main__": or into another script'
+            f"{load.what} {does} while it is loaded{_line()}; a node, each worker and `ostler check` load it, so each would do "
+            'it: put the call under if __name__ == "__main__": or into another script'
         )
 
 

@@ -21,7 +21,12 @@ import ostler
 from ostler import envs
 from ostler import folder as folders
 from ostler.app import Ostler
-from ostler.calls.gateway import Gateway, PlaneTenant
+from ostler.calls.address import GIVEN, new_key
+from ostler.calls.gateway import Gateway
+from ostler.calls.records import CallLog
+from ostler.calls.states import States
+from ostler.calls.tenants import PlaneTenant
+from ostler.calls.wishes import Wishes
 from ostler.check import check_app, env_of
 from ostler.config import Settings
 from ostler.errors import StoreBusy
@@ -57,6 +62,7 @@ from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.web.app import build
+from ostler.web.call_metrics import CallMetrics
 from ostler.web.context import Context
 from ostler.web.metrics import Metrics
 from ostler.web.server import Server, advertised, listen, listen_unix, run_folder, url_of
@@ -235,7 +241,8 @@ class Node:
         member = self._member
         tasks = frozenset(self.app.tasks)
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
-        self._gateway = self._calls() if self.has_plane else None
+        calls = CallLog(self.app.models, lanes.records, bus, lambda: member.id)
+        self._gateway = self._calls(calls) if self.has_plane else None
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
             exclusive=settings.gpu_exclusive,
@@ -245,7 +252,7 @@ class Node:
         supervisor = Supervisor(settings, lanes.records, lanes.intake, bus, self._specs(dispatcher), member, ledger)
         dispatcher.supervisor = supervisor
         if self._gateway is not None:
-            self._gateway.supervisor = supervisor
+            self._gateway.supervisor, calls.pools = supervisor, supervisor.pools
         neighbours = Neighbours(
             settings,
             member,
@@ -262,8 +269,19 @@ class Node:
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
         upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
+        models = States(self._gateway, self.app.models) if self._gateway else dict
         watch = Watch(
-            settings, broker, bus, supervisor, dispatcher, poll, lanes.glance, lanes.all(), incidents, self._queues()
+            settings,
+            broker,
+            bus,
+            supervisor,
+            dispatcher,
+            poll,
+            lanes.glance,
+            lanes.all(),
+            incidents,
+            self._queues(),
+            models,
         )
         tails = Tails(bus)
         context = Context(
@@ -284,9 +302,13 @@ class Node:
             watch=watch,
             tails=tails,
             secret=self._secret,
-            models=self._gateway.states if self._gateway else dict,
+            models=models,
+            calls=calls,
+            gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
+            wishes=Wishes(self._gateway) if self._gateway else None,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
+        metrics.registry.register(CallMetrics(calls, context.models, ledger))
         web = Server(build(context, self.app.routes), web_socket)
 
         def rung() -> None:
@@ -299,6 +321,7 @@ class Node:
         order = [
             lanes,
             incidents,
+            calls,
             leave,
             dispatcher,
             ledger,
@@ -371,25 +394,25 @@ class Node:
             *([self._plane(self._gateway), *self._gateway.specs()] if self._gateway else []),
         ]
 
-    def _calls(self) -> Gateway:
-        settings = self.settings
+    def _calls(self, records: CallLog) -> Gateway:
+        settings, run = self.settings, run_folder(self.settings.data_dir)
+        key = new_key(run)
 
         def interpreter(env: str | None) -> Path:
             return Path(sys.executable) if env is None else envs.interpreter(settings, self.app, env)
 
         def access() -> dict[str, Any]:
-            return Access.of(settings, self._secret).frame()
+            return Access.of(settings, self._secret, key).frame()
 
-        return Gateway(settings, self.app.models, self.target, run_folder(settings.data_dir), interpreter, access)
+        return Gateway(settings, self.app.models, self.target, run, interpreter, access, records)
 
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(
             tenant=PlaneTenant(gateway),
             name="plane",
             size=1,
-            argv=[sys.executable, "-u", "-P", "-m", "ostler.plane"],
+            argv=[sys.executable, "-u", "-P", "-m", "ostler.plane", str(run_folder(self.settings.data_dir).resolve())],
             given={"OSTLER_DATA": str(self.settings.data_dir)},
-            cwd=str(run_folder(self.settings.data_dir)) if self._clients >= 0 else None,
             descriptors={"LISTEN": self._clients},
             outlasts=True,
             startup_deadline=self.settings.startup_deadline,
@@ -415,6 +438,7 @@ class Node:
             "OSTLER_MAX_PAYLOAD": str(self.settings.max_payload),
             "OSTLER_RESULTS": self.settings.results,
             "OSTLER_ORIGIN": self._origin,
+            GIVEN: self.url,
         }
         if (named := env_of(self.settings, self.app, name)) is not None:
             env |= envs.variables(self.settings, named)
@@ -434,6 +458,7 @@ class Node:
             recycle=RecycleLimits(pool.recycle_count, pool.recycle_age, pool.recycle_rss_mb, pool.recycle_warm),
             tenant=tenant,
             need=self._need(name),
+            nice=self.settings.job_nice if self._gateway and not command else 0,
         )
 
     def _need(self, queue: str) -> Declared | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from pathlib import Path
 
 import ostler
-from ostler import Ostler
+from ostler import Body, Ostler
 
 app = Ostler()
 
@@ -99,6 +100,32 @@ class Words:
             yield word
 
 
+@app.model("negative")
+class Negative:
+    """Bytes to bytes; with fields, what the form had."""
+
+    def load(self, model_id: str) -> None: ...
+
+    def infer(self, payload: Body) -> object:
+        if payload.fields or payload.files:
+            files = {name: [file.filename, file.content_type, len(file)] for name, file in payload.files.items()}
+            return {"fields": payload.fields, "files": files}
+        return Body(bytes(255 - value for value in payload.view), payload.content_type)
+
+
+@app.model("drip")
+class Drip:
+    """A stream of bytes, which waits for a file in the middle."""
+
+    def load(self, model_id: str) -> None: ...
+
+    def infer(self, payload: dict[str, str]):
+        yield b"one"
+        if "go" in payload:
+            wait_for(payload["go"])
+        yield b"two"
+
+
 @app.model("heavy")
 class Heavy:
     """Loads until a file says so."""
@@ -154,3 +181,16 @@ app.server("llm", ["llama-server", "--port", "{port}"])
 @app.job()
 def add(job, a: int = 0) -> int:
     return a + 1
+
+
+@app.job()
+def ask(job, task: str, model: str | None = None, payload: object = None) -> object:
+    """A job that calls a model."""
+    return app.call_sync(task, model, payload)
+
+
+@app.job()
+async def ask_all(job, task: str, model: str, payloads: list) -> object:
+    async with asyncio.TaskGroup() as group:
+        found = [group.create_task(app.call(task, model, payload)) for payload in payloads]
+    return [one.result() for one in found]

@@ -288,12 +288,6 @@ def test_a_model_that_fails_too_often_is_failed_until_it_is_reset(make_node, tmp
     until(lambda: ask(node, "broken", 1)[0] == 200, "it to be served")
 
 
-def test_a_server_is_refused_with_the_reason(models: Node) -> None:
-    status, body = ask(models, "llm", 1)
-    assert (status, body["error"]["code"]) == (503, "MODEL_FAILED")
-    assert "does not start servers yet" in body["error"]["message"]
-
-
 def test_ids_that_are_not_listed_are_served_up_to_a_number_where_the_model_says_so(models: Node) -> None:
     assert [answer(models, "zoo", 1, model=m) for m in ("a", "b")] == ["a", "b"]
     status, body = ask(models, "zoo", 1, model="c")
@@ -395,11 +389,12 @@ def test_a_busy_model_is_not_evicted_and_who_needs_its_memory_waits(small_gpu: N
     assert (busy.result()[0], other.result()[0]) == (200, 200)
 
 
-def leaving(node: Node, task: str, payload: Any) -> socket.socket:
+def leaving(node: Node, task: str, payload: Any, **headers: str) -> socket.socket:
     """A call whose client can go away, or read piece by piece."""
     found = socket.create_connection(("127.0.0.1", urlsplit(node.url).port or 0), 60)
     body = json.dumps({"payload": payload}).encode()
     head = f"POST /api/v1/calls/{task} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+    head += "".join(f"{name}: {value}\r\n" for name, value in headers.items())
     found.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
     return found
 

@@ -62,7 +62,15 @@ def test_any_id_is_taken_where_it_is_asked_for_but_none_that_leads_out_of_a_dire
 
 def test_the_defaults_are_the_documented_ones() -> None:
     one = declared().options("embedding")
-    assert one == ModelOptions(None, 0, 0, 60.0, False, 1, 0.0, 1, 1, 100, 120.0, 300.0, False)
+    assert one == ModelOptions(idle=60.0, batch=1, concurrency=1, workers=1, queue=100, startup=120.0, timeout=300.0)
+    assert (one.env, one.pinned, one.preload, one.kill_on_cancel, one.park, one.files) == (
+        None,
+        False,
+        False,
+        False,
+        None,
+        (),
+    )
     assert (
         one.connections,
         declared(Batched, batch=8).common.connections,
@@ -295,3 +303,13 @@ def test_what_runs_in_another_environment_is_python_3_9(path: Path) -> None:
 
 def test_input_errors_are_known_to_models() -> None:
     assert issubclass(NotFound, InputError)
+
+
+def test_an_async_chat_needs_an_async_infer() -> None:
+    class Model:
+        def load(self, model_id: str) -> None: ...
+        def infer(self, payload: object) -> object: ...
+        async def chat(self, messages: object, options: object) -> object: ...
+
+    with pytest.raises(ConfigError, match="Model.chat is async, so infer must be, too"):
+        Ostler().model("talk")(Model)

@@ -53,6 +53,15 @@ def test_frames_are_read_as_they_come_and_comments_are_signs_of_life() -> None:
 # ---- words
 
 
+def test_a_model_is_told_in_words_and_two_of_one_task_are_two_objects() -> None:
+    state = {"task": "ocr", "model": "org/x:1\x1b", "node_id": "n@1", "state": "BUSY", "reason": "loading\x1b 40 %", "in_flight": 2,
+             "waiting": 1, "worker": "worker:ocr:0", "memory_mb": 812.4}  # fmt: skip
+    body = event("call:ocr:status", "call", state)
+    line = words.line(body, None).plain
+    assert "model ocr org/x:1" in line and "BUSY, 2 in flight, 1 waiting, 812 MB (loading  40 %)" in line
+    assert words.key(body) != words.key(event("call:ocr:status", "call", {**state, "model": "other"}))
+
+
 KILLED = {
     "at": NOW,
     "reason": "signal",
@@ -109,7 +118,7 @@ def test_every_event_is_one_line_with_its_time_and_object() -> None:
         (event("stream", "stream", {"reason": "gone"}, "resync"), "stream", "gone: the whole state follows"),
         (event("queue:jobs", "stream", {"reason": "too many"}, "resync"), "queue:jobs", "too many"),
         (event("stream", "stream", {"node": "n", "epoch": "e"}, "live"), "stream", "changes follow"),
-        (event("call:x:status", "call", {"calls": 1}), "call:x:status", '{"calls": 1}}'),
+        (event("session:x:status", "session", {"calls": 1}), "session:x:status", '{"calls": 1}}'),
     ]  # fmt: skip
     for body, subject, said in told:
         line = words.line(body, None).plain

@@ -19,6 +19,7 @@ from ostler.store import Store, now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
 from tests.harness import until
+from tests.store.test_calls import call
 from tests.stores import value
 
 FEATURED = Path(__file__).resolve().parent.parent / "featured.py"
@@ -63,6 +64,17 @@ def test_one_round_deletes_all_that_is_old_however_much_it_is(store: Store, tmp_
     newest(store)
     clean(tmp_path)
     assert left(store) == (1, 0, 0)
+
+
+def test_the_call_log_is_kept_within_its_age_and_number(store: Store, tmp_path: Path) -> None:
+    now = now_ms() * 1000
+    store.calls.add([call(now - 10_000_000_000 + n) for n in range(500)] + [call(now + n) for n in range(50)])
+    clean(tmp_path, calls_retention=0.0, calls_kept=0)
+    assert len(store.calls.list(limit=1000)[0]) == 550
+    clean(tmp_path, calls_retention=3600.0)
+    assert len(store.calls.list(limit=1000)[0]) == 50
+    clean(tmp_path, calls_kept=20)
+    assert [row["id"] for row in store.calls.list(limit=1000)[0]] == [now + n for n in range(49, 29, -1)]
 
 
 def test_a_long_timeline_is_deleted_in_parts(store: Store, tmp_path: Path) -> None:

@@ -197,8 +197,8 @@ def test_who_can_use_one_device_only_gets_that_one_or_waits() -> None:
     assert isinstance(decide(ROOMY, two, [], [replace(waiter, only="GPU-gone")])[0], Refuse)
 
 
-def test_in_exclusive_mode_one_operation_runs_at_a_time_and_cpu_workers_do_not_care() -> None:
-    line = [ask(1000, "load"), Waiter("call", Need(), operation=True), Waiter("cpu", Need(100))]
+def test_in_exclusive_mode_one_loads_at_a_time_and_cpu_workers_do_not_care() -> None:
+    line = [ask(1000, "load"), ask(1000, "other"), Waiter("cpu", Need(100))]
     load, call, cpu = decide(ROOMY, [gpu(80_000)], [], line, exclusive=True)
     assert load == Grant("load", "GPU-0") and cpu == Grant("cpu", None)
     assert isinstance(call, Wait) and "gpu_exclusive" in call.why

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from pathlib import Path
 
@@ -85,3 +86,17 @@ def test_more_than_three_beats_that_cannot_be_written_are_called_degraded(superv
 
     supervisor.records._write_beats(type("S", (), {"nodes": Nodes()})(), "n", [])
     assert not supervisor.records.degraded
+
+
+def test_the_loop_ends_also_when_it_is_woken_in_the_moment_in_which_it_is_cancelled(supervisor: Supervisor) -> None:
+    async def woken_and_cancelled() -> bool:
+        loop = asyncio.create_task(supervisor._run())
+        await asyncio.sleep(0)
+        supervisor._wake.set()
+        await asyncio.sleep(0)
+        loop.cancel()
+        await asyncio.wait([loop], timeout=5)
+        loop.cancel()
+        return loop.done()
+
+    assert asyncio.run(woken_and_cancelled())

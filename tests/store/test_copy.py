@@ -20,6 +20,7 @@ from ostler.store.nodes import NodeRow
 from ostler.store.rows import NewJob
 from tests import growing
 from tests.harness import ROOT, Node, until
+from tests.store.test_calls import call
 
 APP = ROOT / "growing.py"
 BIG = "x" * 100_000  # 150 of them make a chunk
@@ -75,6 +76,7 @@ def grown(make_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     node.kill()
     with Store.open("", node.folder) as store:
         store.footprints.put(Kind("embedding", "org/minilm:v2"), "cpu", 812.5, 0, 900, 1)
+        store.calls.add([call(1_790_000_000_000_000)])
         with store.db.transaction():
             assert store.jobs.retention._delete([ids["gone"]]) == [ids["gone"]]
     growing.app.producer.close()

@@ -45,7 +45,12 @@ def page(browser: Browser) -> Iterator[Page]:
     shown.on("pageerror", lambda error: problems.append(str(error)))
     shown.on("console", lambda said: problems.append(said.text) if "Content Security" in said.text else None)
     shown.on(
-        "request", lambda r: problems.append(r.url) if not r.url.startswith(("http://127.0.0.1:", "data:")) else None
+        "request",
+        lambda r: (
+            problems.append(r.url)
+            if not r.url.startswith(("http://127.0.0.1:", "data:", "blob:http://127.0.0.1:"))
+            else None
+        ),
     )
     yield shown
     context.close()

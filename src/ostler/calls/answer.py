@@ -91,6 +91,8 @@ def head(
     if length is None and call is not None and call.old:
         size = "cache-control: no-store"
     named = "" if call is None else f"x-ostler-request-id: {call.id}\r\n"
+    if call is not None and call.speech is not None:
+        named += f"x-request-id: {call.id}\r\n"  # where its clients look
     close = "" if keep else "connection: close\r\n"
     return f"HTTP/1.1 {status} {_REASONS[status]}\r\ncontent-type: {kind}\r\n{size}\r\n{named}{close}{more}\r\n".encode(
         "latin-1"
@@ -104,12 +106,27 @@ def plain(status: int, value: Any, *, keep: bool = True, more: str = "") -> byte
 
 
 def error(
-    status: int, code: str, message: str, call: Call | None = None, *, keep: bool = True, more: str = ""
+    status: int,
+    code: str,
+    message: str,
+    call: Call | None = None,
+    *,
+    keep: bool = True,
+    more: str = "",
+    param: str | None = None,
 ) -> bytes:
-    """An error in the one shape that all errors have."""
-    what = {"code": code, "message": message[:_LONGEST_MESSAGE], "request_id": call.id if call else None}
-    body = json.dumps({"error": what}).encode()
+    """An error in the one shape that all errors have, or in that of the call's route."""
+    body = _told(status, code, message, call, param)
+    if status >= 500 and call is not None and call.speech is not None:
+        more += "x-should-retry: false\r\n"  # it has run: its clients would repeat it
     return head(status, "application/json", len(body), keep=keep, call=call, more=more) + body
+
+
+def _told(status: int, code: str, message: str, call: Call | None, param: str | None = None) -> bytes:
+    message = message[:_LONGEST_MESSAGE]
+    if call is not None and call.speech is not None:
+        return json.dumps(call.speech.error(status, code, message, param)).encode()
+    return json.dumps({"error": {"code": code, "message": message, "request_id": call.id if call else None}}).encode()
 
 
 def judge(raised: BaseException) -> tuple[int, str, str]:
@@ -125,15 +142,20 @@ def judge(raised: BaseException) -> tuple[int, str, str]:
     if isinstance(raised, InputError):
         return 400, "BAD_PAYLOAD", text or type(raised).__name__
     said = f"{type(raised).__name__}: {text}" if text else type(raised).__name__
-    if isinstance(raised, MemoryError) or "OutOfMemory" in type(raised).__name__ or _OUT_OF_MEMORY.search(text):
+    if isinstance(raised, MemoryError) or is_out_of_memory(said):
         return 507, "OUT_OF_MEMORY", said
     return 500, "MODEL_ERROR", said
+
+
+def is_out_of_memory(said: str) -> bool:
+    """Whether an error's type and text say that memory ran out, of the host or of a device."""
+    return "OutOfMemory" in said or "MemoryError" in said or _OUT_OF_MEMORY.search(said) is not None
 
 
 def failed(call: Call, raised: BaseException) -> bytes:
     """The answer to a call whose model raised."""
     status, code, message = judge(raised)
-    return error(status, code, message, call, keep=call.keep)
+    return error(status, code, message, call, keep=call.keep, param=getattr(raised, "param", None))
 
 
 class Writer:
@@ -158,6 +180,14 @@ class Writer:
                 body,
             )
         return head(200, "application/json", len(body), keep=False) + body
+
+    def plain(self, call: Call, result: Any) -> bytes:
+        """A result as it is, without what Ostler says of a call. Raises NotJson."""
+        if isinstance(result, Body):
+            return self._raw(call, result)
+        body = dumps(result).encode()
+        self._check(len(body))
+        return head(200, "application/json", len(body), keep=call.keep, call=call) + body
 
     def _raw(self, call: Call, result: Any) -> bytes:
         kind, data = raw(result)
@@ -216,9 +246,7 @@ class Stream:
 
     def broken(self, raised: BaseException) -> bytes:
         """What is said of an error after the first byte. The connection is closed then, without the end of a body."""
-        _, code, message = judge(raised)
-        what = {"code": code, "message": message[:_LONGEST_MESSAGE], "request_id": self._call.id}
-        text = json.dumps({"error": what}).encode()
+        text = _told(*judge(raised), self._call)
         if self._frame is _as_event:
             return self._chunk(b"event: error\ndata: " + text + b"\n\n")
         return self._chunk(text + b"\n") if self._frame is _as_line else b""

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
+from typing import Any
 
 
 class Call:
     """One call in a worker. `cancelled` is set from another thread when the caller hangs up."""
 
-    __slots__ = ("accept", "cancelled", "due", "id", "keep", "old", "started")
+    __slots__ = ("accept", "cancelled", "due", "id", "keep", "old", "speech", "started")
 
     def __init__(self, id: str, due: float | None, accept: str, keep: bool, old: bool) -> None:  # noqa: A002
         self.id = id
@@ -20,6 +21,7 @@ class Call:
         self.old = old
         self.started = time.perf_counter()
         self.cancelled = False
+        self.speech: Any = None  # of a call by one of OpenAI's routes
 
     def left(self) -> float | None:
         return None if self.due is None else max(0.0, self.due - time.monotonic())

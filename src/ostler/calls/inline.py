@@ -28,7 +28,8 @@ def infer(
         if call.cancelled:
             return None
         try:
-            result = function(service.payload(call, request))
+            payload = service.payload(call, request)
+            result = function(payload) if call.speech is None else call.speech.run(payload)
             if hasattr(result, "__next__"):
                 return stream(connection, call, result)
         except HungUp:
@@ -183,13 +184,13 @@ class Inline:
     def _take(self, connection: Connection, request: Request) -> None:
         """A whole request: run it, or have it wait for its batch."""
         try:
-            if request.path != "/infer" or request.method != "POST":
+            if request.path not in self._service.speeches or request.method != "POST":
                 connection.last = not request.keep
                 self._write(connection, memoryview(self._service.route(request)))
                 self._next(connection)
                 return
             call = self._service.begin(connection, request)
-            if self._batch > 1:
+            if self._batch > 1 and call.speech is None:
                 self._waiting.append((connection, request, call))
                 return
             made = infer(self._service, connection, request, call, self._infer)

@@ -76,7 +76,7 @@ class Looped:
 
     def begin(self, protocol: _Protocol, request: Request, call: Call) -> None:
         """Start a call, or have it wait for its batch."""
-        if self._batch > 1:
+        if self._batch > 1 and call.speech is None:
             self._waiting.append((protocol, request, call))
             if self._batching is None:
                 self._batching = self.loop.create_task(self._batches())
@@ -92,7 +92,7 @@ class Looped:
                     call.cancelled = True
                     raise HungUp
                 payload = self.service.payload(call, request)
-                result = self._model.infer(payload)
+                result = self._model.infer(payload) if call.speech is None else call.speech.later(payload)
                 if hasattr(result, "__anext__"):
                     await self._stream(protocol, call, result)
                 else:
@@ -237,7 +237,7 @@ class _Protocol(asyncio.Protocol):
 
     def _take(self, request: Request) -> None:
         service = self._server.service
-        if request.path != "/infer" or request.method != "POST":
+        if request.path not in service.speeches or request.method != "POST":
             self.transport.write(service.route(request))
             if not request.keep:
                 self.transport.close()

@@ -35,6 +35,7 @@ class Options(TypedDict, total=False):
     memory_mb: float
     idle: Duration
     pinned: bool
+    preload: bool
     batch: int
     batch_wait: float
     concurrency: int
@@ -43,6 +44,8 @@ class Options(TypedDict, total=False):
     startup: Duration
     timeout: Duration
     kill_on_cancel: bool
+    park: bool | None
+    files: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,8 @@ class ModelOptions:
     gpu_mb: float = 0  # memory to reserve, until a measured figure is known
     memory_mb: float = 0
     idle: float = 60.0  # stays loaded for so long after its last call; 0: leaves at once, -1: stays
-    pinned: bool = False  # never evicted, never idle
+    pinned: bool = False  # never evicted, never idle, loaded when the node starts
+    preload: bool = False  # loaded when the node starts
     batch: int = 1  # at most so many calls in one infer_batch
     batch_wait: float = 0.0  # under load, wait so long for a fuller batch
     concurrency: int = 1  # calls at once in one worker
@@ -62,6 +66,8 @@ class ModelOptions:
     startup: float = 120.0  # from the start to ready, or since the last progress
     timeout: float = 300.0  # of one call
     kill_on_cancel: bool = False  # a cancelled call that does not end has its worker killed
+    park: bool | None = None  # keep its device memory on the host while nobody needs it; None: where that is cheaper
+    files: tuple[str, ...] = ()  # paths that must be there; without them it is unavailable. {model} is the id
 
     @property
     def connections(self) -> int:
@@ -88,6 +94,7 @@ class ModelSpec:
     ready: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
+    path: str = "/"  # of a server: where a call is posted that names no other
 
     @property
     def is_server(self) -> bool:
@@ -98,6 +105,13 @@ class ModelSpec:
         """Whether its calls always stream."""
         function = getattr(self.target, "infer", None)
         return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+    @property
+    def speaks(self) -> list[str]:
+        """The methods with which it answers OpenAI's routes."""
+        from ostler.calls.openai import spoken  # noqa: PLC0415  only a node asks
+
+        return spoken(self.target)
 
     @property
     def parks(self) -> bool:
@@ -116,9 +130,19 @@ class ModelSpec:
             raise BadArguments(
                 f"{self.name}: a model id has 1 to {_LONGEST_ID} printable characters, found {str(model_id)[:80]!r}"
             )
-        if model_id.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", model_id):
+        if leads_out(model_id):
             raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leads out of its directory")
         return self.common
+
+    def missing(self, model_id: str) -> str | None:
+        """The first of its files that is not there."""
+        named = (path.replace("{model}", model_id) for path in self.options(model_id).files)
+        return next((path for path in named if not os.path.exists(path)), None)  # noqa: PTH110
+
+
+def leads_out(model_id: str) -> bool:
+    """Whether an id that nobody has listed is a path out of a directory of models, or an option of a program."""
+    return model_id.startswith(("/", "\\", "~", "-")) or ".." in re.split(r"[/\\]", model_id)
 
 
 def seconds(value: Any, what: str) -> float:
@@ -174,6 +198,7 @@ def declare_server(
     max_models: int = 8,
     variables: Mapping[str, str] | None = None,
     cwd: str | None = None,
+    path: str = "/",
 ) -> ModelSpec:
     """A model that an HTTP server program serves; raises ConfigError."""
     what = f"server {check_name(name)!r}"
@@ -193,8 +218,10 @@ def declare_server(
     if not {"port", "socket"} & {place for text in texts[:-1] for place in _PLACE.findall(text)}:
         raise ConfigError(f"{what}: give it {{port}} or {{socket}} in argv or variables, so that it listens there")
     _check_ready(what, ready)
+    if not isinstance(path, str) or not re.fullmatch(r"/[!-~]*", path):
+        raise ConfigError(f"{what}: path must be a path such as /v1/embeddings, found {path!r}")
     return ModelSpec(
-        name, None, ids, common, bool(any_model), max_models, tuple(argv), ready, dict(variables or {}), cwd
+        name, None, ids, common, bool(any_model), max_models, tuple(argv), ready, dict(variables or {}), cwd, path
     )
 
 
@@ -213,10 +240,18 @@ def merged(what: str, common: ModelOptions, options: Mapping[str, Any]) -> Model
 
 def _checked(what: str, name: str, value: Any) -> Any:
     place = f"{what}: {name}"
-    if name in ("pinned", "kill_on_cancel"):
-        if not isinstance(value, bool):
+    if name in ("pinned", "preload", "kill_on_cancel", "park"):
+        if not isinstance(value, bool) and not (name == "park" and value is None):
             raise ConfigError(f"{place} must be True or False, found {value!r}")
         return value
+    if name == "files":
+        if (
+            isinstance(value, str)
+            or not isinstance(value, Sequence)
+            or not all(isinstance(path, str) for path in value)
+        ):
+            raise ConfigError(f"{place} must be a list of paths, found {value!r}")
+        return tuple(value)
     if name == "env":
         if value is not None and (not isinstance(value, str) or not _NAME.fullmatch(value)):
             raise ConfigError(f"{place} must be the name of an environment or None, found {value!r}")
@@ -276,6 +311,14 @@ def _check_class(what: str, target: Any, options: ModelOptions) -> None:
         raise ConfigError(f"{what}: class {target.__name__} needs both park and wake, or neither")
     if options.batch > 1 and not hasattr(target, "infer_batch"):
         raise ConfigError(f"{what}: batch={options.batch} needs a method infer_batch(self, payloads)")
+    function = getattr(target, "infer" if options.batch == 1 and hasattr(target, "infer") else "infer_batch")
+    for method in ("embed", "chat", "transcribe"):
+        if _is_async(getattr(target, method, None)) and not _is_async(function):
+            raise ConfigError(f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be, too")
+
+
+def _is_async(function: Any) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function)
 
 
 def _check_method(what: str, target: Any, method: str) -> None:

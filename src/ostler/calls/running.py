@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import inspect
 import math
 import os
@@ -24,6 +25,7 @@ from ostler.lifecycle.wire import Frame
 
 MAX_BODY = 64 * 1024 * 1024
 _VERSION = ".".join(map(str, sys.version_info[:3]))
+_SPOKEN = ("embed", "chat", "transcribe")  # methods for OpenAI's routes; openai.py is loaded where there is one
 _NEWS = 0.05  # seconds between two reports of progress
 
 
@@ -97,11 +99,13 @@ class Running:
         self._door.start()
         try:
             kind = self._find()
+            gc.enable()  # worker.py has switched it off
             self._load(kind)
         except Failed as error:
             self.channel.send("failed", str(error)[:2000])
             self._exit(error.code)
         self._mode = mode = self._chosen()
+        self._listen_for_speech(kind)
         self.service.state, self.service.progress = "ready", 1.0
         self.service.adopt = mode.adopt
         self.channel.send("ready", self._info())
@@ -211,6 +215,13 @@ class Running:
         from ostler.calls.inline import Inline  # noqa: PLC0415
 
         return Inline(self.service, model, batch, self._wait)
+
+    def _listen_for_speech(self, kind: Any) -> None:
+        """Answer OpenAI's routes, too, where the class has the methods."""
+        if any(hasattr(kind, method) for method in _SPOKEN):
+            from ostler.calls.openai import speeches  # noqa: PLC0415  few models speak it
+
+            self.service.speeches = {**self.service.speeches, **speeches(self._model, self._model_id)}
 
     def _info(self) -> dict[str, Any]:
         """What the node is told with `ready`. `concurrency` is how many connections are of use."""

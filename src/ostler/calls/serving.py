@@ -26,7 +26,7 @@ from ostler.calls.current import Call
 from ostler.calls.request import BadRequest, Reader, Request
 from ostler.lifecycle import child
 
-_AT_ONCE = 262_144  # bytes of one read
+_AT_ONCE = 65_536  # bytes of one read; a larger block would be mapped and unmapped for each, which costs more than a small call
 _SPARE = 64  # connections beside those that carry calls
 _LINGER = 5.0  # seconds for which the rest of a refused request is read
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
@@ -116,6 +116,7 @@ class Service:
         self.adopt: Callable[[Connection], None] | None = None  # the model's own thread takes a connection
         self.stop: Callable[[], None] = lambda: None
         self.writer = answer.Writer(model_id, max_body)
+        self.speeches: dict[str, Any] = {"/infer": None}  # the paths of calls; OpenAI's where the model speaks them
         self._ids = count(1)
 
     # ---- a call, step by step
@@ -135,6 +136,8 @@ class Service:
             raise BadRequest(400, "BAD_REQUEST", "x-ostler-request-id must be 1 to 200 visible ASCII characters")
         keep = request.keep and not self.draining
         connection.call = call = Call(name, due, headers.get("accept", ""), keep, request.old)
+        if (speech := self.speeches[request.path]) is not None:
+            call.speech, call.accept = speech, ""
         if connection.gone:  # looked at after the call was set: the door does it the other way round
             call.cancelled = True
         return call
@@ -143,7 +146,7 @@ class Service:
         """What the model is given; raises BadRequest."""
         if call.due is not None and call.due <= time.monotonic():
             raise BadRequest(504, "DEADLINE", "the deadline of this call was over before the model began with it")
-        return payload_of(request)
+        return payload_of(request) if call.speech is None else call.speech.read(request)
 
     def result(self, call: Call, result: Any) -> bytes:
         """The answer to a result, or to what is wrong with it."""
@@ -152,7 +155,7 @@ class Service:
                 if hasattr(result, "close"):
                     result.close()
                 raise answer.NotJson("it is a coroutine; write `async def infer`")
-            return self.writer.result(call, result)
+            return self.writer.result(call, result) if call.speech is None else self.writer.plain(call, result)
         except Exception as error:  # noqa: BLE001  an object may do anything when it is looked at
             return self.failed(call, error)
 
@@ -173,7 +176,9 @@ class Service:
     def route(self, request: Request) -> bytes:
         """The answer to everything but a call."""
         keep = request.keep and not self.draining
-        wanted = {"/healthz": "GET", "/info": "GET", "/shutdown": "POST", "/infer": "POST"}.get(request.path)
+        wanted = {"/healthz": "GET", "/info": "GET", "/shutdown": "POST"}.get(request.path)
+        if request.path in self.speeches:
+            wanted = "POST"
         if wanted is None:
             return answer.error(404, "NOT_FOUND", f"there is no {request.path[:80]} here", keep=keep)
         if request.method != wanted:
@@ -317,7 +322,7 @@ class Door(threading.Thread):
                     self.close(connection)
                 return
             request = connection.receive()
-            while request is not None and request.path != "/infer":
+            while request is not None and request.path not in self._service.speeches:
                 reply = self._service.route(request)
                 if connection.socket.send(reply) < len(reply):
                     raise HungUp  # it asks and asks, and reads nothing
@@ -336,7 +341,7 @@ class Door(threading.Thread):
     def _pass_on(self, connection: Connection, request: Request | None) -> None:
         """A call goes to the model's own thread as soon as its head is there."""
         head = request or connection.reader.head
-        if head is None or head.path != "/infer":
+        if head is None or head.path not in self._service.speeches:
             return
         if head.method != "POST":
             self.refuse(connection, self._service.route(head))

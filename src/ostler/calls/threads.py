@@ -93,7 +93,7 @@ class Threads:
 
     def _answer(self, connection: Connection, request: Request) -> bool:
         """Whether the connection stays open."""
-        if request.path != "/infer" or request.method != "POST":
+        if request.path not in self._service.speeches or request.method != "POST":
             connection.send(self._service.route(request))
             return request.keep
         call = self._service.begin(connection, request)

@@ -6,6 +6,7 @@ It only sets the import path. In another environment a stand-in for `ostler` com
 Everything else is in running.py, which Python compiles once.
 """
 
+import gc
 import json
 import os
 import sys
@@ -32,6 +33,7 @@ def prepare() -> "dict[str, object]":
 
 
 if __name__ == "__main__":
+    gc.disable()  # until the model is loaded: modules are no garbage, and looking for some in them costs a tenth of the start
     given = prepare()
     from ostler.calls.running import main
 

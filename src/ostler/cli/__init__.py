@@ -19,6 +19,8 @@ _COMMANDS = {
     "jobs": "jobs",
     "cancel": "jobs",
     "retry": "jobs",
+    "call": "call",
+    "calls": "calls",
     "nodes": "nodes",
     "health": "nodes",
     "workers": "workers",

@@ -10,36 +10,12 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ostler import private
+from ostler.calls.address import node_url
 from ostler.config import Settings
 from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy, Unreachable
-from ostler.lifecycle import family
-from ostler.store import Store, fleet, home
+from ostler.store import Store, fleet
 from ostler.store.database import is_postgres, shown
 from ostler.store.fleet import Fleet
-
-
-def has_own_token(settings: Settings) -> bool:
-    """Whether the running node uses the token in its data directory, and not one of its settings."""
-    try:
-        path = home(settings.store, settings.data_dir) / "node.json"
-        return bool(json.loads(path.read_text(encoding="ascii")).get("own_token", True))
-    except (OSError, ValueError):
-        return True
-
-
-def node_url(settings: Settings) -> str | None:
-    """Where the node of this data directory listens, or None when none runs."""
-    path = home(settings.store, settings.data_dir) / "node.json"
-    try:
-        found = json.loads(path.read_text(encoding="ascii"))
-    except PermissionError:
-        if settings.token:  # who has it need not see the directory
-            return f"http://{settings.host}:{settings.port}"
-        private.check(path, write=False)
-        raise
-    except (OSError, ValueError):
-        return None
-    return str(found["url"]) if family.is_alive(found.get("pid"), found.get("started")) else None
 
 
 def is_running(settings: Settings, found: Fleet) -> bool:

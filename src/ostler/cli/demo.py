@@ -16,6 +16,7 @@ from typing import Any
 import click
 
 from ostler import config
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.config import Settings
 from ostler.errors import ConfigError, OstlerError
@@ -42,10 +43,8 @@ def demo(what: str, data: str, port: int) -> None:
     """
     folder = Path(data)
     known = config.load({"data": data, "port": port})
-    if client.node_url(known):
-        raise ConfigError(
-            f"a node already runs on {folder}: {client.node_url(known)}; stop it, or name another with --data"
-        )
+    if node_url(known):
+        raise ConfigError(f"a node already runs on {folder}: {node_url(known)}; stop it, or name another with --data")
     if folder.exists() and not (folder / _MARK).exists():
         raise ConfigError(f"{folder} exists and no demo made it; name another with --data")
     shutil.rmtree(folder, ignore_errors=True)
@@ -58,7 +57,7 @@ def demo(what: str, data: str, port: int) -> None:
     videos.mkdir()
     with _node(folder, port, "ostler.apps.clips", {"OSTLER_CLIPS_ROOTS": str(videos)}) as node:
         _make_videos(videos)
-        url = _until(lambda: client.node_url(known), node, "the node to start")
+        url = _until(lambda: node_url(known), node, "the node to start")
         print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
         _until(lambda: _healthy(known), node, "its workers")
         wanted = [{"source": str(videos / f"sample{n}.mp4"), "start": start, "end": end} for n, start, end in _CUTS]

@@ -16,6 +16,7 @@ import click
 
 import ostler
 from ostler import config, private
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -146,7 +147,7 @@ def _variables(_: Settings) -> Iterator[Finding]:
 
 
 def _node(known: Settings) -> Iterator[Finding]:
-    url = client.node_url(known)
+    url = node_url(known)
     if url is None:
         yield Finding("ok", "node", "none is running on this data directory")
         return

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -54,10 +55,10 @@ def enqueue(
     """
     with client.writable_store(known) as opened:
         tasks = opened.jobs.tasks()
-        values, pairs = _object(args_json), _pairs(args, tasks.get(task, {}).get("parameters", []))
-        if twice := values.keys() & pairs.keys():
+        values, given = _object(args_json), pairs(args, tasks.get(task, {}).get("parameters", []))
+        if twice := values.keys() & given.keys():
             raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
-        values |= pairs
+        values |= given
         job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
         if not (new or json_):
             print(f"job {job} already holds this unique key; nothing new was stored")
@@ -81,10 +82,11 @@ def _object(text: str | None) -> dict[str, Any]:
     return value
 
 
-def _pairs(pairs: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str, Any]:
+    """Arguments of the form key=value; raises BadArguments."""
     types = {p["name"]: p.get("type") for p in parameters}
     values: dict[str, Any] = {}
-    for pair in pairs:
+    for pair in given:
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not an argument; write key=value")
@@ -162,7 +164,7 @@ def _runs(job: dict[str, Any]) -> str:
 
 def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
     """Why it waits: a running node knows most, the store what any node knows."""
-    if client.node_url(known) is not None:
+    if node_url(known) is not None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
@@ -224,7 +226,7 @@ def _watch(known: Settings, job: int) -> int:
     )
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
-        if found["status"] not in _ENDED and client.node_url(known) is None:
+        if found["status"] not in _ENDED and node_url(known) is None:
             print(f"no node is running on {known.data_dir}; job {job} waits until one is started with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
@@ -271,7 +273,7 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
     """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
     given = _chosen(jobs, filters)
-    cancel_ = _cancel_by_node if client.node_url(known) else _cancel_in_store
+    cancel_ = _cancel_by_node if node_url(known) else _cancel_in_store
     found = False
     for job, running in cancel_(known, jobs, given):
         found = True

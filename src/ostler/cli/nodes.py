@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -68,7 +69,7 @@ def _forget(known: Settings, name: str) -> None:
 @as_json
 def health(known: Settings, json_: bool) -> None:
     """Is everything well, on all nodes? Exit code 0 when healthy, 1 when degraded, error or down."""
-    if client.node_url(known) is not None:
+    if node_url(known) is not None:
         found = client.request(known, "GET", "/api/v1/health")
     else:
         with client.open_store(known) as opened:

@@ -34,6 +34,12 @@ _COLOURS = {
     "silent": "red",
     "failed": "bold red",
     "error": "bold red",
+    "died": "bold red",
+    "deadline": "red",
+    "refused": "yellow",
+    "running": "cyan",
+    "streaming": "cyan",
+    "leaving": "yellow",
 }
 
 

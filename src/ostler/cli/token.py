@@ -7,7 +7,7 @@ from urllib.parse import quote
 import click
 
 from ostler import private
-from ostler.cli import client
+from ostler.calls.address import has_own_token, node_url
 from ostler.cli.options import where
 from ostler.config import Settings
 from ostler.errors import ConfigError
@@ -17,8 +17,8 @@ from ostler.errors import ConfigError
 @where
 def token(known: Settings) -> None:
     """Print the node's token and a link that logs a browser in."""
-    url = client.node_url(known)
-    if url and not known.token and not client.has_own_token(known):
+    url = node_url(known)
+    if url and not known.token and not has_own_token(known):
         raise ConfigError(
             f"the node at {url} was started with a token of its settings (OSTLER_TOKEN or ostler.toml), which is not stored: "
             "set OSTLER_TOKEN here, too"

@@ -32,6 +32,8 @@ def key(body: State) -> str:
             return f"{body['topic']}#{one['node']}#{one['id']}"
         case {"worker": one}:
             return f"{body['topic']}#{one['node_id']}"
+        case {"call": one}:
+            return f"{body['topic']}#{one['node_id']}#{one['model']}"
         case {"node": one} | {"job": one}:
             return f"{body['topic']}#{one['id']}"
     return f"{body['topic']}#"
@@ -60,6 +62,8 @@ def _said(body: State, before: State | None) -> tuple[str, Text]:
             return f"job {state['id']} {state['task']}", job(state, before and before["job"])
         case {"queue": state}:
             return f"queue {state['queue']}" if state["queue"] else "all queues", Text(queue(state))
+        case {"call": state}:
+            return f"model {state['task']} {state['model']}", Text(model(state))
         case {"health": state}:
             return "health", health(state, before and before["health"])
         case {"incident": state}:
@@ -124,6 +128,12 @@ def queue(now: State) -> str:
     if now["eta"]:
         parts.append(f"empty in {show.span(now['eta'])}")
     return ", ".join(parts) + (" (paused)" if now["paused"] else "")
+
+
+def model(now: State) -> str:
+    parts = [now["state"], f"{now['in_flight']:,} in flight", f"{now['waiting']:,} waiting"]
+    parts += [f"{now['memory_mb']:.0f} MB"] if now["memory_mb"] else []
+    return ", ".join(parts) + (f" ({clean(now['reason'])})" if now["reason"] else "")
 
 
 def health(now: State, before: State | None) -> Text:

@@ -9,6 +9,7 @@ from urllib.parse import quote
 
 import click
 
+from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
@@ -94,7 +95,7 @@ def _verb(name: str, help_: str, done: str) -> click.Command:
     @click.argument("worker", nargs=-1, required=True)
     @where
     def command(known: Settings, worker: tuple[str, ...]) -> None:
-        ask = _ask_node if client.node_url(known) else _ask_store
+        ask = _ask_node if node_url(known) else _ask_store
         for full, answer in ask(known, worker, name):
             print(f"{full}: {answer}" if answer else f"{full} {done}")
 
@@ -144,7 +145,7 @@ def _flag(name: str, help_: str) -> click.Command:
     @click.argument("pool", nargs=-1)
     @where
     def command(known: Settings, pool: tuple[str, ...]) -> None:
-        if client.node_url(known):
+        if node_url(known):
             for path in [f"/api/v1/pools/{quote(p)}/{name}" for p in pool] or [f"/api/v1/workers/{name}"]:
                 client.request(known, "POST", path)
         else:
@@ -157,7 +158,7 @@ def _flag(name: str, help_: str) -> click.Command:
 
 
 def _is_enabled(known: Settings) -> bool:
-    if client.node_url(known):
+    if node_url(known):
         return bool(client.request(known, "GET", "/api/v1/info")["worker_enabled"])
     with client.open_store(known) as opened:
         return opened.meta.pauses()[0]

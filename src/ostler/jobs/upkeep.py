@@ -93,6 +93,7 @@ class Upkeep:
             "deleting the files of deleted jobs": self._files,
             "deleting old keys and batches": self._leftovers,
             "deleting old counters and incidents": self._counters,
+            "deleting old rows of the call log": self._calls,
             "deleting unfinished artifacts": self._parts,
             "sweeping scratch": self._scratch,
         }
@@ -178,6 +179,14 @@ class Upkeep:
         while await self._step(lambda store: store.live.purge(now, now - int(self._settings.exit_retention * 1000))):
             pass
 
+    async def _calls(self) -> None:
+        settings = self._settings
+        before = now_ms() - int(settings.calls_retention * 1000) if settings.calls_retention else None
+        if before is None and not settings.calls_kept:
+            return
+        while await self._step(partial(_purge_calls, before=before, kept=settings.calls_kept, most=self._most)):
+            pass
+
     async def _parts(self) -> None:
         if time.monotonic() < self._parts_due:
             return
@@ -223,6 +232,10 @@ def _files(store: Store, after: int) -> list[int]:
 
 def _files_gone(store: Store, jobs: list[int]) -> None:
     store.jobs.retention.files_gone(jobs)
+
+
+def _purge_calls(store: Store, before: int | None, kept: int, most: int) -> bool:
+    return store.calls.purge(before, kept, most)
 
 
 def _purge_keys(store: Store, now: int, after: str) -> str | None:

@@ -89,21 +89,19 @@ class Resident:
 class Waiter:
     """Someone in the line. Nobody is made to leave for one of the same `group`, such as another worker of its pool.
 
-    `operation`: a call, which needs no memory and in exclusive mode its turn. `modest`: it takes what is free, and nobody leaves or
-    is held up for it. `only`: the one device that it can use.
+    `modest`: it takes what is free, and nobody leaves or is held up for it. `only`: the one device that it can use.
     """
 
     owner: str
     need: Need
     waited: float = 0.0
     group: str = ""
-    operation: bool = False
     modest: bool = False
     only: str | None = None
 
     @property
     def wants_gpu(self) -> bool:
-        return self.operation or self.need.gpu_mb > 0
+        return self.need.gpu_mb > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ def decide(
 ) -> list[Decision]:
     """One decision for each waiter, in order, and who is evicted for them.
 
-    `exclusive`: of all that use a GPU, one operation (a load or a call) at a time; `operating`: one is under way.
+    `exclusive`: of all that use a GPU, one loads at a time; `operating`: one does.
     """
     line = _Line(host, devices, residents, patience, exclusive=exclusive, operating=operating)
     decisions: list[Decision] = []
@@ -248,9 +246,9 @@ class _Line:
         if why := self._never(waiter.need, usable):
             return [Refuse(waiter.owner, why)]
         if self._exclusive and waiter.wants_gpu and self._operating:
-            return [Wait(waiter.owner, "another operation uses the GPU, and they take turns (gpu_exclusive)")]
+            return [Wait(waiter.owner, "another worker loads, and they take turns (gpu_exclusive)")]
         device = self._best_fit(waiter.need.gpu_mb, usable)
-        if self._turn(waiter) and self._host_fits(waiter.need.host_mb) and (device or not waiter.need.gpu_mb):
+        if self._host_fits(waiter.need.host_mb) and (device or not waiter.need.gpu_mb):
             self._take(waiter.need, device)
             self._operating |= waiter.wants_gpu
             return [Grant(waiter.owner, device)]
@@ -269,9 +267,6 @@ class _Line:
         if need.host_mb > 0 and need.host_mb > self._most[HOST]:
             return f"it needs {need}, and the host can never give it more than {max(0.0, self._most[HOST]):,.0f} MB"
         return None
-
-    def _turn(self, waiter: Waiter) -> bool:
-        return not (self._exclusive and waiter.operation and self._kept.difference((HOST,)))
 
     def _host_fits(self, mb: float) -> bool:
         return not mb or (HOST not in self._kept and mb <= self._room[HOST])
@@ -366,8 +361,6 @@ class _Line:
             self._kept.add(HOST)
 
     def _lacks(self, waiter: Waiter, usable: Sequence[str]) -> str:
-        if waiter.operation:
-            return "others before it wait for the GPU"
         free = []
         if waiter.need.gpu_mb:
             free.append(f"{max(0.0, *(self._room[d] for d in usable)):,.0f} MB of a GPU")

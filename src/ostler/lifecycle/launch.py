@@ -10,14 +10,15 @@ from pathlib import Path
 from ostler.lifecycle import family
 from ostler.lifecycle.devices import VISIBLE
 from ostler.lifecycle.logs import worker_log
+from ostler.lifecycle.probe import fill
 from ostler.lifecycle.process import Launch
 from ostler.lifecycle.worker import PoolSpec, Slot
 
 
 def places(spec: PoolSpec, slot: Slot, argv: Sequence[str]) -> dict[str, str]:
-    """`{n}` and `{port}` for one worker; a port is looked for only where one is wanted."""
+    """`{n}`, `{port}` and what the pool adds, for one worker; a port is looked for only where one is wanted."""
     wants_port = spec.probe is not None and any("{port}" in part for part in (*argv, *spec.env.values()))
-    return {"n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
+    return {**spec.fills(slot), "n": str(slot.number), "port": str(_free_port()) if wants_port else "0"}
 
 
 def prepare(
@@ -36,12 +37,12 @@ def prepare(
     """
     inherited = {k: v for k, v in os.environ.items() if k not in (family.NODE, "OSTLER_TOKEN")}
     return Launch(
-        argv=list(argv) if spec.probe is None else [_fill(a, filled) for a in argv],
+        argv=list(argv) if spec.probe is None else [fill(a, filled) for a in argv],
         env={
             **inherited,
             **({VISIBLE: device} if device else {}),
             **spec.given,
-            **{k: _fill(v, filled) for k, v in spec.env.items()},
+            **{k: fill(v, filled) for k, v in spec.env.items()},
             "OSTLER_COMPONENT": slot.component,
         },
         mark=f"{token}/{slot.component}/{generation}/",
@@ -49,13 +50,8 @@ def prepare(
         cwd=spec.cwd,
         beat=beat if spec.probe is None else None,
         descriptors=spec.descriptors,
+        nice=spec.nice,
     )
-
-
-def _fill(text: str, filled: dict[str, str]) -> str:
-    for name, value in filled.items():
-        text = text.replace("{" + name + "}", value)
-    return text
 
 
 def _free_port() -> int:

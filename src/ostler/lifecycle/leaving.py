@@ -67,7 +67,7 @@ def moments(worker: Worker, healthy_after: float) -> list[float]:
         if not worker.settled:
             found.append(worker.ready_at + healthy_after)
     else:
-        found.append(worker.started + spec.startup_deadline)
+        found.append(worker.startup_ends)
     if worker.leave_by is not None:
         found.append(worker.leave_by if worker.signalled is None else worker.signalled + spec.term_grace)
     return found

@@ -86,7 +86,6 @@ class Ledger:
         self._readers: list[Reader[Any]] = []
         self._clock: asyncio.TimerHandle | None = None
         self._sessions: frozenset[int] = frozenset()  # whose memory the host's readings tell
-        self._operations: list[Ticket] = []  # in exclusive mode: what is under way
         self._numbers = itertools.count(1)
 
     # ---- start and stop
@@ -133,21 +132,6 @@ class Ledger:
         self.look()
         return ticket
 
-    def begin(self, owner: str, granted: Callable[[Ticket], None]) -> Ticket:
-        """An operation that uses a GPU, such as a call: granted at once, or in exclusive mode when no other one is under way.
-
-        `release` of the ticket ends it.
-        """
-        key, demand = self._key(owner), Demand(NONE)
-        ticket = Ticket(owner, key, demand, self, granted, nothing, nothing, always_busy, nothing, operation=True)
-        if not self.exclusive:
-            ticket.status = "granted"
-            granted(ticket)
-        else:
-            self._line.append(ticket)
-            self._decide_soon()
-        return ticket
-
     def _key(self, owner: str) -> str:
         return f"{owner}#{next(self._numbers)}"
 
@@ -165,8 +149,8 @@ class Ledger:
 
     def _asks(self, ticket: Ticket) -> Need | None:
         """What it is in the line for; None while the GPUs are not known yet."""
-        if ticket.waking or ticket.operation:
-            return Need(0.0, ticket.need.gpu_mb) if ticket.waking else NONE
+        if ticket.waking:
+            return Need(0.0, ticket.need.gpu_mb)
         found = self._peaks.need(ticket.demand, self._names())
         if not found.gpu_mb:
             return found
@@ -188,12 +172,7 @@ class Ledger:
             if ticket.status != "granted" and not ticket.ran_short:
                 self._learn(ticket)
         ticket.status = "gone"
-        if ticket.operation:
-            if ticket in self._operations:
-                self._operations.remove(ticket)
-            self._decide_soon()
-        else:
-            self.look()
+        self.look()
 
     def _learn(self, ticket: Ticket) -> None:
         """A run has ended well. Where what is declared counts, what was raised comes down to that again, step by step."""
@@ -361,7 +340,6 @@ class Ledger:
                     need,
                     now - ticket.since,
                     group=ticket.demand.group,
-                    operation=ticket.operation,
                     modest=not ticket.eager,
                     only=ticket.device if ticket.waking else None,
                 )
@@ -406,10 +384,7 @@ class Ledger:
             ticket.waking, ticket.status = False, "settled"
         else:
             ticket.need, ticket.device, ticket.status = self._asks(ticket) or NONE, device, "granted"
-            if ticket.operation:
-                self._operations.append(ticket)
-            else:
-                self._held[ticket.key] = ticket
+            self._held[ticket.key] = ticket
         ticket.why = ""
         _call(ticket.owner, ticket.on_granted, ticket)
 
@@ -421,10 +396,9 @@ class Ledger:
     # ---- what others see
 
     def operating(self) -> str | None:
-        """In exclusive mode, who has the GPUs now: it loads, or answers a call."""
-        loading = [t for t in self._held.values() if t.status == "granted" and t.need.gpu_mb]
-        found = [*self._operations, *loading] if self.exclusive else []
-        return found[0].owner if found else None
+        """In exclusive mode, who loads onto a GPU now: the others wait."""
+        loading = [t for t in self._held.values() if t.status == "granted" and t.need.gpu_mb] if self.exclusive else []
+        return loading[0].owner if loading else None
 
     def snapshot(self) -> dict[str, Any]:
         """All memories with who holds how much of them, and who waits, for health, metrics and dashboard. From memory."""
@@ -446,7 +420,7 @@ class Ledger:
                     "reason": ticket.why,
                 }
                 for ticket in self._line
-                if not ticket.operation and (need := self._asks(ticket) or ticket.demand.declared)
+                if (need := self._asks(ticket) or ticket.demand.declared)
             ],
         }
 

@@ -1,7 +1,7 @@
 """How a program that knows nothing of Ostler shows that it is ready, and that it still is.
 
 None                              alive is ready
-"tcp://127.0.0.1:{port}"          something accepts a connection
+"tcp://127.0.0.1:{port}"          something accepts a connection (with `socket`: there)
 "http://127.0.0.1:{port}/health"  answers with 2xx or 3xx
 "line:Listening on"               its output has a line that matches; from then on, alive is healthy
 """
@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from ostler.errors import ConfigError
 
 _PATIENCE = 5.0
+_PLACE = re.compile(r"\{([a-z_]+)\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,18 +27,21 @@ class Probe:
 
     kind: str
     target: str = ""
+    socket: str = ""  # the path of a Unix socket, where it listens on one
 
     @property
     def repeats(self) -> bool:
         """Whether it can be asked again and again, and so tell about health."""
         return self.kind in ("tcp", "http")
 
-    def fill(self, places: dict[str, str]) -> Probe:
+    def fill(self, places: Mapping[str, str]) -> Probe:
         """With `{port}` and the like put in."""
-        target = self.target
-        for name, value in places.items():
-            target = target.replace("{" + name + "}", value)
-        return Probe(self.kind, target)
+        return Probe(self.kind, fill(self.target, places), fill(self.socket, places))
+
+
+def fill(text: str, places: Mapping[str, str]) -> str:
+    """`{name}` becomes its value; what is put in is not looked at again."""
+    return _PLACE.sub(lambda found: places.get(found[1], found[0]), text)
 
 
 def parse(text: str | None) -> Probe:
@@ -65,7 +70,10 @@ async def ask(probe: Probe) -> str | None:
     host, port = parts.hostname or "127.0.0.1", parts.port or 80
     try:
         async with asyncio.timeout(_PATIENCE):
-            reader, writer = await asyncio.open_connection(host, port)
+            if probe.socket:
+                reader, writer = await asyncio.open_unix_connection(probe.socket)
+            else:
+                reader, writer = await asyncio.open_connection(host, port)
             try:
                 if probe.kind == "tcp":
                     return None

@@ -74,6 +74,7 @@ class Launch:
     cwd: str | None = None
     beat: float | None = None
     descriptors: Mapping[str, int] = field(default_factory=dict)  # open files that it inherits: see child.inherited
+    nice: int = 0
 
 
 class Process:
@@ -115,6 +116,10 @@ class Process:
             # After the start, from here: code of ours between fork and exec would cost a slower fork of the whole node.
             with contextlib.suppress(OSError):  # it has ended already
                 resource.prlimit(self.pid, resource.RLIMIT_NOFILE, _FILES)
+        if launch.nice:
+            with contextlib.suppress(OSError):
+                own = os.getpriority(os.PRIO_PROCESS, 0)
+                os.setpriority(os.PRIO_PROCESS, self.pid, own + launch.nice)  # the system knows no more than 19
         self.started = family.start_time(self.pid)
         try:
             self._watch()

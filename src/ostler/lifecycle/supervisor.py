@@ -221,8 +221,10 @@ class Supervisor:
                 self._look()
             except Exception:
                 log.exception("the supervisor's loop failed once and goes on")
+            # Not `wait_for`: it drops a cancel that comes together with what it waits for, and this loop would never end.
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._wake.wait(), max(0.001, self._next_look() - time.monotonic()))
+                async with asyncio.timeout(max(0.001, self._next_look() - time.monotonic())):
+                    await self._wake.wait()
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -289,7 +291,7 @@ class Supervisor:
                     self._begin_stop(slot, worker, now)
                 elif worker.announced:
                     self._healthy(slot, worker, now)
-                elif now >= worker.started + spec.startup_deadline:
+                elif now >= worker.startup_ends:
                     self.kill(worker, "startup-deadline")
             case Status.HEALTHY:
                 if worker.leave:

@@ -60,7 +60,6 @@ class Ticket:
     on_waiting: Callable[[Ticket, str], None]
     standing: Callable[[], Standing]
     on_evict: Callable[[str], None]
-    operation: bool = False
     status: str = "waiting"
     since: float = field(default_factory=time.monotonic)
     eager: bool = True

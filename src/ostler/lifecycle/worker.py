@@ -143,10 +143,11 @@ class PoolSpec:
     argv: Sequence[str] | Callable[[Slot], Sequence[str]]
     env: Mapping[str, str] = field(default_factory=dict)  # places are filled in here and in a program's argv
     given: Mapping[str, str] = field(default_factory=dict)  # as they are: a path may well have {n} in its name
+    fills: Callable[[Slot], Mapping[str, str]] = lambda _: {}  # places of a program beside {n} and {port}
     cwd: str | None = None
     probe: Probe | None = None
     drain_signal: int = signal.SIGTERM
-    startup_deadline: float = 60.0
+    startup_deadline: float | Callable[[Slot], float] = 60.0
     stale_after: float = 30.0
     stop_grace: float = 10.0
     term_grace: float = 2.0
@@ -157,6 +158,7 @@ class PoolSpec:
     descriptors: Mapping[str, int] = field(default_factory=dict)
     outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
     need: Needs | None = None  # None: its workers are started without asking for memory
+    nice: int = 0  # added to the node's own niceness: the system prefers others to its workers
 
 
 @dataclass(slots=True)
@@ -252,6 +254,12 @@ class Worker:
     @property
     def pool(self) -> Pool:
         return self.slot.pool
+
+    @property
+    def startup_ends(self) -> float:
+        """When it must be ready (monotonic)."""
+        deadline = self.pool.spec.startup_deadline
+        return self.started + (deadline(self.slot) if callable(deadline) else deadline)
 
     @property
     def accepting(self) -> bool:

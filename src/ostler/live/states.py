@@ -82,6 +82,12 @@ def far_worker(row: Mapping[str, Any], *, paused: bool) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def model(node_id: str, task: str, name: str, found: Mapping[str, Any], rss_mb: float | None) -> dict[str, Any]:
+    """A model of this node, without what changes by itself, such as how long it has been idle."""
+    kept = ("state", "reason", "in_flight", "waiting", "worker")
+    return {"task": task, "model": name, "node_id": node_id, **{k: found[k] for k in kept}, "memory_mb": rss_mb}
+
+
 def node(row: Mapping[str, Any]) -> dict[str, Any]:
     """A node. Its heartbeat is left out: that it lives is told, and that it does no more."""
     return {name: value for name, value in fleet.shown(row).items() if name not in _ALWAYS_NEW}

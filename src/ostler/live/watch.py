@@ -16,12 +16,12 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Beats, Bus, JobEnded, JobsTouched, PoolPaused, StoreAnswers, WorkerMoved
+from ostler.events import Beats, Bus, CallsTouched, JobEnded, JobsTouched, PoolPaused, StoreAnswers, WorkerMoved
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.poll import Poll
 from ostler.lifecycle.state import Status
@@ -109,7 +109,10 @@ class Watch:
         lanes: list[Lane],
         incidents: Incidents,
         queues: list[str],
+        models: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
     ) -> None:
+        self._models = models
+        self._called: set[tuple[str, str]] = set()  # models that the broker has: topic and key
         self._settings, self._broker, self._reader, self._lanes = settings, broker, reader, lanes
         self._supervisor, self._dispatcher, self._incidents, self._declared = supervisor, dispatcher, incidents, queues
         self._polled = poll
@@ -191,7 +194,7 @@ class Watch:
                     return
             case WorkerMoved() | PoolPaused():
                 self._store_dirty = True  # how many can take jobs decides when a queue will be empty
-            case StoreAnswers() | Beats():
+            case StoreAnswers() | Beats() | CallsTouched():
                 pass
             case _:
                 return
@@ -281,6 +284,7 @@ class Watch:
                 except StoreBusy as error:  # the rest can be told without it; the poll looks again
                     log.debug("the live state of queues and jobs waits: %s", error)
             self._workers()
+            self._tell_models()
             status, errors = condition(
                 self._supervisor, self._lanes, self._dispatcher.pressure, self._polled.stranded, self._fleet
             )
@@ -396,6 +400,19 @@ class Watch:
         key = f"{state['node_id']}/{state['component']}"
         told[key] = state
         self._broker.publish(f"{state['component']}:status", "worker_update", "worker", state, key=key)
+
+    def _tell_models(self) -> None:
+        """The models of this node. The id of one may be any text, so the topic has the name of its task."""
+        told = set()
+        for name, found in self._models().items():
+            task, _, model = name.partition(":")
+            state = states.model(self._supervisor.member.id, task, model, found, self._rss.get(found["worker"] or ""))
+            topic = f"call:{task}:status"
+            told.add((topic, model))
+            self._broker.publish(topic, "call_update", "call", state, key=model)
+        for topic, key in self._called - told:
+            self._broker.forget(topic, key)
+        self._called = told
 
     def _forget_gone(self, told: dict[str, dict[str, Any]]) -> None:
         """Nodes that have left, and their workers: say so once, and forget them a look later."""

@@ -1,4 +1,4 @@
-"""The data plane's process: `python -m ostler.plane`, a worker of the node in its run directory, on the node's listening socket."""
+"""The data plane's process: `python -m ostler.plane RUN_DIRECTORY`, a worker of the node on the node's listening socket."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import logging
 import os
 import signal
 import socket
+import sys
 from typing import Any
 
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
+from ostler.plane import openai
 from ostler.plane.calls import PATH, Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.plan import Forward, Plan
@@ -35,12 +37,15 @@ class Plane:
         self.front = Front(sock, self.route, files=lambda: len(self.node.links))
         self.channel = Channel(self._heard, self._facts)
         self.calls = Calls(self.channel.send)
+        self.openai = openai.Routes(self.calls)
         self._stop = asyncio.Event()
 
     def route(self, request: Request) -> Plan:
         """What is done with a request."""
         if request.path.startswith(PATH):
             return self.calls.route(request)
+        if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):
+            return self.openai.route(request)
         return self._to_node
 
     async def run(self) -> None:
@@ -50,6 +55,7 @@ class Plane:
         await self.front.start()
         await self._stop.wait()
         await self.front.stop()
+        self.calls.report(last=True)  # what ended meanwhile
 
     def stop(self) -> None:
         """The first time: answer what was asked, then leave. From the second on: now."""
@@ -77,6 +83,8 @@ class Plane:
 def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
     allow_files()
+    # Sockets are used by their short names: a path of more than 107 bytes cannot be. Only now, for PYTHONPATH may be relative.
+    os.chdir(sys.argv[1])
     sock = socket.socket(fileno=inherited(LISTEN))
 
     async def serve() -> None:

@@ -26,6 +26,7 @@ PEER_HEADER, CLIENT_HEADER = b"x-ostler-peer", b"x-ostler-client"
 _OPEN = ("/healthz", "/readyz", "/login")
 _FILES = "/ui/"
 _INNER = "/api/v1/inner/"
+_CALLS = ("/api/v1/calls/", "/v1/")
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
@@ -51,14 +52,16 @@ class Access:
     loopback: bool
     public: frozenset[str]  # names under which a reverse proxy serves the node
     friends: frozenset[int]  # users that need no token
+    key: str = ""  # of the node's workers, which may call models and nothing else; empty: there is none
 
     @classmethod
-    def of(cls, settings: Settings, secret: str = "") -> Access:
+    def of(cls, settings: Settings, secret: str = "", key: str = "") -> Access:
         loopback = is_loopback(settings.host)
         public = frozenset(name.strip().lower() for name in settings.public.split(",") if name.strip())
         # Users are told apart only where everybody is on this machine, and not behind a proxy: there, all come as its user.
         trusts = loopback and not settings.token and not public
-        return cls(token(settings), secret, loopback, public, frozenset({0, os.geteuid()}) if trusts else frozenset())
+        friends = frozenset({0, os.geteuid()}) if trusts else frozenset[int]()
+        return cls(token(settings), secret, loopback, public, friends, key)
 
     def frame(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -87,6 +90,8 @@ class Access:
         if origin == "null" and method not in ("GET", "HEAD"):
             return Refusal(403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not taken")
         if _is_open(path) or self._is_friend(peer, first) or self._knows(query, headers, first):
+            return None
+        if self.key and path.startswith(_CALLS) and any(_same(given, self.key) for given in _bearer(first)):
             return None
         return Refusal(
             401,

@@ -23,7 +23,7 @@ class BadUpstream(Exception):
 class Answer:
     """The answer to `ask`. Close it (or leave its block) before its end to cancel the call."""
 
-    upgrades, is_sent = False, True
+    upgrades, is_sent, passes = False, True, False
 
     def __init__(self, *, bodiless: bool) -> None:
         self.bodiless = bodiless
@@ -100,6 +100,8 @@ class Answer:
     # ---- the sink of its link
 
     def informed(self, status: int) -> None: ...
+
+    def whole(self, data: bytes, start: int) -> None: ...
 
     def answered(self, head: Head) -> None:
         self.head = head

@@ -6,16 +6,20 @@ import asyncio
 import json
 import logging
 import math
+import random
 import re
-import secrets
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+from ostler.calls.model import leads_out
 from ostler.plane.access import Access
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse
-from ostler.plane.request import Request
+from ostler.plane.records import Records
+from ostler.plane.request import OWN, Request
+from ostler.plane.timers import Timer, Timers
+from ostler.plane.turns import Turns
 from ostler.plane.upstream import Upstream
 
 log = logging.getLogger("ostler.plane")
@@ -30,6 +34,9 @@ _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _TOLD = 0.5  # seconds between two reports to the node
 _NEWS = 2.0  # seconds in which the node says what became of a worker
 _JSON = b"application/json"
+_WITH_BODY = ("POST", "PUT", "PATCH")
+_CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its worker is killed for it, where that is allowed
+_NOT_FOR_SERVERS = OWN | {b"authorization", b"cookie", b"host", b"expect", b"x-request-id"}
 
 
 class Task:
@@ -41,6 +48,17 @@ class Task:
         self.common: dict[str, Any] = told["common"]
         self.any_model: bool = told["any_model"]
         self.max_models: int = told["max_models"]
+        self.speaks: list[str] = told["speaks"]  # methods for OpenAI's routes
+        self.path: str | None = told["path"]  # of a server: where calls are posted
+
+    @property
+    def is_server(self) -> bool:
+        """Somebody else's program answers, and gets requests as they came."""
+        return self.path is not None
+
+    def told(self, model: str) -> dict[str, Any]:
+        """The terms of one of its models."""
+        return self.models.get(model, self.common)
 
     @property
     def default(self) -> str | None:
@@ -59,14 +77,18 @@ class Call:
         self.timeout = math.inf  # that the worker has
         self.keep: float | None = None
         self.place: Place | None = None
-        self.clock: asyncio.TimerHandle | None = None
+        self.clock: Timer | None = None
         self.sent_at = 0.0
         self.tried = False
+        self.target: bytes | None = None  # at a server: the path and query that it gets
+        self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
 
     def granted(self, place: Place) -> None:
         self.request.go(self._calls.forward(self, place))
 
     def refused(self, why: Refusal) -> None:
+        self._calls.turns.over(self)
+        self._calls.records.refused(self, why)
         self.request.go(_refusal(why, self))
 
 
@@ -77,6 +99,9 @@ class Calls:
         self._say = say
         self._loop = asyncio.get_running_loop()
         self.leases = Leases(say)
+        self.turns = Turns()
+        self._exclusive = False
+        self._timers = Timers()
         self.tasks: dict[str, Task] = {}
         self._access: Access | None = None
         self.known = asyncio.Event()  # the node has said what there is
@@ -88,6 +113,13 @@ class Calls:
         self._due = math.inf
         self._reporting: asyncio.TimerHandle | None = None
         self._tails: dict[tuple[Key, int], tuple[str, list[str]]] = {}  # how workers ended, for those who were in them
+        self.records = Records(
+            say,
+            self._loop.time,
+            self._report_soon,
+            dead=lambda key, generation: (key, generation) in self._tails,
+            leave=self._left,
+        )
 
     # ---- what the node says
 
@@ -95,8 +127,11 @@ class Calls:
         match frame:
             case ["catalog", dict(told)]:
                 self._access = Access.read(told["access"])
-                self._max_body = told["max_body"]
+                self._max_body, self._exclusive = told["max_body"], told["exclusive"]
                 self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
+                for key, line in self.leases.lines.items():
+                    if key[0] in self.tasks:  # what was changed while it runs counts from the next call on
+                        self.leases.change(line, self._terms(key))
                 self.known.set()
             case ["up", task, model, replica, generation, socket, component]:
                 self._up((task, model), replica, generation, socket, component)
@@ -160,14 +195,16 @@ class Calls:
 
     def _report_soon(self) -> None:
         if self._reporting is None:
-            self._reporting = self._loop.call_later(_TOLD, self._report)
+            self._reporting = self._loop.call_later(_TOLD, self.report)
 
-    def _report(self) -> None:
+    def report(self, *, last: bool = False) -> None:
+        """Tell the node how it is."""
         self._reporting = None
         if self._served:
             self._say("served", self._served)
             self._served = {}
-        self._say("facts", self.facts())
+        self.records.report(last=last)
+        self._say("facts", self.facts(), self.turns.holder is not None)
 
     def facts(self) -> dict[str, Any]:
         """For health."""
@@ -184,23 +221,52 @@ class Calls:
 
     # ---- a call
 
-    def route(self, request: Request) -> Plan:
-        """What is done with a request for a call."""
+    @property
+    def max_body(self) -> int:
+        return self._max_body
+
+    def refusal(self, request: Request) -> Refuse | None:
+        """Why its client may not call; None when it may."""
         if self._access is None:
             return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
-        access = self._access
-        if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
-            return Refuse(why.status, why.code, why.message)
+        why = self._access.refusal(request.method, request.path, request.query, request.headers, request.peer)
+        return None if why is None else Refuse(why.status, why.code, why.message)
+
+    def begin(self, request: Request, task: Task, model: str) -> Plan:
+        """Call that model."""
+        return self._begin(request, task, model)
+
+    def route(self, request: Request) -> Plan:
+        """What is done with a request for a call."""
+        seen = request.seen
+        if seen is None:
+            return self._meant(request)
+        access, peer, plan = seen.memo or (None, None, None)
+        if access is None or access is not self._access or peer != request.peer:
+            plan = self._meant(request)
+            seen.memo = (self._access, request.peer, plan) if isinstance(plan, Peek) else None
+        # As in `Request.go`: the body is here.
+        return plan.then(request) if isinstance(plan, Peek) else plan
+
+    def _meant(self, request: Request) -> Plan:
+        """What its head asks for. A Peek says that it may, and which task is meant."""
+        if why := self.refusal(request):
+            return why
+        if request.method != "POST" and (plan := self.records.route(request, request.path[len(PATH) :])):
+            return plan
         name = unquote(request.path[len(PATH) :])
+        name, inside, _ = name.partition("/")
         task = self.tasks.get(name)
-        if task is None:
+        if task is None or (inside and not task.is_server):
             known = ", ".join(sorted(self.tasks)) or "none"
             return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; declared are: {known}")
-        if request.method != "POST":
+        if request.method != "POST" and not inside:
             return Refuse(405, "METHOD_NOT_ALLOWED", "a call is a POST", {"allow": "POST"})
         given = parse_qs(request.query.decode("latin-1"))
         named = given.get("model", [None])[0] or _text(request.get(b"x-ostler-model"))
-        if named is None and _is_json(request):
+        if task.is_server and named is None and task.default is not None:
+            named = task.default  # what its body names is the server's own business
+        if named is None and _is_json(request) and request.method in _WITH_BODY:
             return Peek(lambda r: self._peeked(r, task), _PEEK)
         return self._begin(request, task, named or task.default)
 
@@ -208,11 +274,7 @@ class Calls:
         """The first bytes of a JSON body are here."""
         body = request.begun()
         if found := _FIRST.match(body):
-            try:
-                named = json.loads(found[1])
-            except ValueError:
-                named = None
-            return self._begin(request, task, named)
+            return self._begin(request, task, _read(found[1]))
         if not request.is_whole:
             if task.default is not None:
                 return self._begin(request, task, task.default)
@@ -236,32 +298,72 @@ class Calls:
         key = (task.name, model)
         if model not in task.models and (why := self._unlisted(task, model)):
             return why
-        terms = self._terms(key)
-        call = Call(self, request, key, self._loop.time())
+        line = self.leases.lines.get(key)
+        terms = self._terms(key) if line is None else line.terms
+        call = request.note = Call(self, request, key, self._loop.time())
+        if task.path is not None:
+            call.target = _target_at(request, task.path) if request.path.startswith(PATH) else request.target
         if why := self._read_wishes(call, task):
             return why
-        return self._ask(call, terms)
+        return self._start(call, terms)
+
+    def _start(self, call: Call, terms: Terms) -> Plan:
+        if not (self._exclusive and terms.gpu):
+            return self._ask(call, terms)
+        if len(self.turns) >= terms.queue:
+            message = f"{len(self.turns)} calls wait for their turn on the GPU, and {terms.queue} may"
+            refusal = Refusal(429, "BUSY", message, 1.0)
+            self.records.refused(call, refusal)
+            return _refusal(refusal, call)
+        if self.turns.ask(call, lambda: call.request.go(self._in_turn(call, terms))):
+            return self._in_turn(call, terms)
+        call.request.gone = lambda _: self._left(call)
+        call.clock = self._timers.at(call.deadline, self._no_turn, call)
+        self.records.begin(call)
+        self._report_soon()
+        return None
+
+    def _in_turn(self, call: Call, terms: Terms) -> Plan:
+        """The load that it may cause and the call itself are one operation."""
+        if call.clock is not None:
+            call.clock.cancel()
+            call.clock = None
+        plan = self._ask(call, terms)
+        if isinstance(plan, Refuse):
+            self.turns.over(call)
+        return plan
+
+    def _no_turn(self, call: Call) -> None:
+        call.clock = None
+        call.refused(Refusal(504, "DEADLINE", f"{call.key[0]} {call.key[1]!r} had no turn on the GPU in time"))
 
     def _ask(self, call: Call, terms: Terms) -> Plan:
         found = self.leases.ask(call.key, terms, call, self._loop.time())
         if isinstance(found, Place):
+            self.records.begin(call)
             return self.forward(call, found)
         if found is not None:
+            self.records.refused(call, found)
             return _refusal(found, call)
+        self.records.begin(call)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
         self._look_by(call.deadline)
         return None
 
     def _left(self, call: Call) -> None:
+        if call.clock is not None:
+            call.clock.cancel()
         self.leases.leave(call)
+        self.turns.over(call)
+        self.records.left(call)
         self._report_soon()
 
     def _unlisted(self, task: Task, model: str) -> Refuse | None:
         known = ", ".join(sorted(task.models))
         if not task.any_model:
             return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known are: {known}")
-        if model.startswith(("/", "\\", "~")) or ".." in re.split(r"[/\\]", model):
+        if leads_out(model):
             return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leads out of its directory")
         if (task.name, model) in self.leases.lines:
             return None
@@ -283,8 +385,8 @@ class Calls:
             return Refuse(
                 400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces"
             )
-        call.id = given or secrets.token_hex(8).encode()
-        told = task.models.get(call.key[1], task.common)
+        call.id = given or b"%016x" % random.getrandbits(64)
+        told = task.told(call.key[1])
         call.timeout = float(told["timeout"])
         patience = call.timeout + float(told["startup"])
         for name, read in ((b"x-ostler-timeout", True), (b"x-ostler-keep-alive", False)):
@@ -309,8 +411,8 @@ class Calls:
 
     def _terms(self, key: Key) -> Terms:
         task = self.tasks[key[0]]
-        told = task.models.get(key[1], task.common)
-        return Terms(told["room"], told["workers"], told["queue"], told["idle"], told["pinned"])
+        told = task.told(key[1])
+        return Terms(told["room"], told["workers"], told["queue"], told["idle"], told["pinned"], gpu=told["gpu"])
 
     # ---- in the worker
 
@@ -319,9 +421,18 @@ class Calls:
         now = self._loop.time()
         call.place, call.sent_at = place, now
         until = min(call.deadline, now + call.timeout)
-        call.clock = self._loop.call_at(until, self._overdue, call)
+        call.clock = self._timers.at(until, self._overdue, call)
+        self._report_soon()
         request = call.request
-        head = [b"POST /infer HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
+        if call.target is not None:
+            return Forward(
+                place.upstream,
+                _head_at(request, call),
+                failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
+                ended=lambda _, how: self._ended(call, how),
+                max_body=self._max_body,
+            )
+        head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
         head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
         for name in (b"content-type", b"accept", b"content-encoding"):
             if (value := request.get(name)) is not None:
@@ -333,7 +444,25 @@ class Calls:
             ended=lambda _, how: self._ended(call, how),
             max_body=self._max_body,
             lingers=True,
+            left=self._impatient if self.tasks[call.key[0]].told(call.key[1])["kill_on_cancel"] else None,
         )
+
+    def _impatient(self, request: Request) -> None:
+        """Its caller has gone, and the model was told. Where it may be killed for that, it gets a moment to end by itself."""
+        call = request.note
+        assert isinstance(call, Call)
+        self._loop.call_later(_CANCEL_GRACE, self._still_there, call)
+
+    def _still_there(self, call: Call) -> None:
+        place = call.place
+        if place is None:
+            return
+        if place.held > 1:  # others are in there with it
+            self._loop.call_later(_CANCEL_GRACE, self._still_there, call)
+            return
+        why = f"call {call.id.decode()} was cancelled and did not end within {_CANCEL_GRACE:g} s (kill_on_cancel)"
+        self._say("kill", *call.key, place.replica, place.generation, why)
+        self.leases.close(call.key, place.replica, place.generation)
 
     def _release(self, call: Call, *, answered: bool) -> Place:
         """The call is over in its worker."""
@@ -343,6 +472,7 @@ class Calls:
         place, call.place = call.place, None
         assert place is not None
         now = self._loop.time()
+        self.turns.over(call)
         self.leases.done(place, now, now - call.sent_at if answered else None)
         line = place.line
         if not place.held:
@@ -357,6 +487,7 @@ class Calls:
 
     def _ended(self, call: Call, how: str) -> None:
         if call.place is not None:
+            self.records.ended(call, how)
             self._release(call, answered=how == "done")
 
     def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
@@ -365,10 +496,12 @@ class Calls:
         assert place is not None
         if self.leases.lose(place):
             self._loop.call_later(_NEWS, self._unheard, place)
+        if sent or call.tried:
+            self.records.died(call)
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
-            call.tried = True
-            return self._ask(call, place.line.terms) or LATER
+            call.tried, call.sent_at = True, 0.0
+            return self._start(call, place.line.terms) or LATER
         why, tail = self._tails.get((call.key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""
         return _error(
@@ -389,7 +522,7 @@ class Calls:
         now = self._loop.time()
         ends = call.sent_at + call.timeout
         if now < ends:  # the client's patience is over: it is cancelled as if it had gone
-            call.clock = self._loop.call_at(ends, self._overdue, call)
+            call.clock = self._timers.at(ends, self._overdue, call)
             message = f"{call.key[0]} {call.key[1]!r} did not answer within the {call.deadline - call.asked:g} s that were asked for"
         else:
             why = f"call {call.id.decode()} took more than {call.timeout:g} s"
@@ -400,7 +533,9 @@ class Calls:
 
 
 def _error(status: int, code: str, message: str, call: Call) -> Refuse:
-    return Refuse(status, code, message, {"x-ostler-request-id": call.id.decode("latin-1")})
+    # It may have run: OpenAI's clients, which repeat what fails, are told not to.
+    named = {"x-ostler-request-id": call.id.decode("latin-1"), "x-should-retry": "false"}
+    return Refuse(status, code, message, named)
 
 
 def _refusal(why: Refusal, call: Call) -> Refuse:
@@ -408,6 +543,38 @@ def _refusal(why: Refusal, call: Call) -> Refuse:
     if why.retry is not None:
         headers["retry-after"] = str(max(1, math.ceil(why.retry)))
     return Refuse(why.status, why.code, why.message, headers)
+
+
+def _target_at(request: Request, path: str) -> bytes:
+    """What a server is asked for: its own path for calls, or what follows the task's name."""
+    _, inside, rest = request.target.partition(PATH.encode())[2].partition(b"?")[0].partition(b"/")
+    found = b"/" + rest if inside else path.encode()
+    return found + b"?" + request.query if request.query else found
+
+
+def _head_at(request: Request, call: Call) -> bytes:
+    """The client's own headers, without what is between it and the node."""
+    assert call.target is not None
+    out = [
+        request.method.encode(),
+        b" ",
+        call.target,
+        b" HTTP/1.1\r\nhost: localhost\r\nx-request-id: ",
+        call.id,
+        b"\r\n",
+    ]
+    for name, value in request.headers:
+        if name not in _NOT_FOR_SERVERS and not name.startswith(b"x-ostler-"):
+            out += (name, b": ", value, b"\r\n")
+    return b"".join(out)
+
+
+def _read(text: bytes) -> str | None:
+    """A text of JSON."""
+    try:
+        return text[1:-1].decode() if b"\\" not in text else str(json.loads(text))
+    except ValueError:
+        return None
 
 
 def _is_json(request: Request) -> bool:

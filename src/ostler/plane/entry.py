@@ -26,6 +26,7 @@ _BODY_SILENCE = 60.0  # seconds without a byte of a body that has begun
 _FILES = 65_536  # files that the process may have open, where it is allowed to
 
 STATUS_LINES = {s.value: f"HTTP/1.1 {s.value} {s.phrase}\r\n".encode() for s in HTTPStatus}
+STATUS_LINES[499] = b"HTTP/1.1 499 Call Cancelled\r\n"  # of a call that an operator has cancelled
 
 
 class TooMuch(Exception):

@@ -50,6 +50,7 @@ class Terms:
     queue: int = 100  # calls that may wait
     idle: float = 60.0
     pinned: bool = False
+    gpu: bool = False  # it uses a GPU
 
 
 @dataclass(slots=True, eq=False)
@@ -108,6 +109,14 @@ class Leases:
         if found is None:
             found = self.lines[key] = Line(key, terms)
         return found
+
+    def change(self, line: Line, terms: Terms) -> None:
+        """The model's terms are others from now on, for its workers that are up, too."""
+        for place in line.places.values():
+            place.room = terms.room
+            if place.keep == line.terms.idle:
+                place.keep = terms.idle
+        line.terms = terms
 
     # ---- calls
 

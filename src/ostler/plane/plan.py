@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ostler.plane.request import Request
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would make it three times as expensive, and there is one for each call
 class Forward:
     """Stream to the upstream. `head` None: the client's own, told for whom it is; else the request line and headers, each with its
     line end, without those that frame the body.
@@ -36,6 +36,7 @@ class Forward:
     max_body: int | None = None
     stall: float | None = None  # seconds for which a client may take nothing of an answer that waits for it
     lingers: bool = False  # who is left in the middle is over when the upstream has closed the connection, too
+    left: Callable[[Request], None] | None = None  # … and this is called when it is left
     finishes: bool = True  # False: an event stream that ends when the plane is asked to stop
 
 

@@ -15,15 +15,16 @@ import httptools
 
 from ostler.plane.access import tell
 from ostler.plane.entry import MAX_HEADERS, MAX_URL, Entry
+from ostler.plane.heads import Heads
 from ostler.plane.peers import Peers
 from ostler.plane.plan import Plan
 from ostler.plane.request import HELD, Request
-from ostler.plane.upstream import Link
+from ostler.plane.upstream import Link, write_now
 
 log = logging.getLogger("ostler.plane")
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
-_FRAMING = frozenset({b"content-length", b"transfer-encoding", b"expect"})
+_FRAMING = frozenset({b"transfer-encoding", b"expect"})
 _FIRST = 1.0  # seconds that a connection gets for its first request when the plane is about to leave
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
@@ -44,6 +45,7 @@ class Client(Entry, asyncio.Protocol):
         self.is_reading = False  # inside data_received
         self.is_full = False  # it does not take what is written
         self.is_tunnel = False
+        self._file = -1
         self._front = front
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
@@ -68,6 +70,7 @@ class Client(Entry, asyncio.Protocol):
         if not self.enter(transport, self._front.files()):
             return
         sock = transport.get_extra_info("socket")
+        self._file = sock.fileno()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             there, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
             if there and here:
@@ -98,11 +101,33 @@ class Client(Entry, asyncio.Protocol):
         if self._is_upgrading:
             self._keep_for_later(data)
             return
+        rests = self._rests()
+        if rests and (found := self._front.heads.find(data)):
+            self._coming = request = Request(self)
+            request.repeat(*found)
+            self._begin(request)
+            return
         self.is_reading = True
         self.take(data)
         self.is_reading = False
+        if rests and self._coming is not None and self._coming.is_plain and not self._held:
+            self._front.heads.remember(data, self._coming.length or 0, self._coming.head_fields())
         if self._now is not None and not self.transport.is_closing():
             self._now.push()
+
+    def _rests(self) -> bool:
+        """Whether the next byte is the first of a request, and that request is answered at once."""
+        return not (
+            self._now
+            or self._in_head
+            or self._in_body
+            or self._waiting
+            or self._held
+            or self._line
+            or self._paused
+            or self.is_full
+            or self._leaving
+        )
 
     def parse(self, piece: bytes) -> bool:
         try:
@@ -166,6 +191,9 @@ class Client(Entry, asyncio.Protocol):
         assert self._coming is not None
         headers = self._coming.headers
         name = name.lower()
+        if name == b"content-length":
+            self._coming.length = int(value)
+            return
         headers.append((name, value))
         if name in _FRAMING:
             self._coming.frame(name, value)
@@ -296,7 +324,7 @@ class Client(Entry, asyncio.Protocol):
     # ---- writing, and not reading
 
     def write(self, data: bytes) -> None:
-        self.transport.write(data)
+        write_now(self.transport, self._file, data)
 
     def cut(self) -> None:
         """End the connection in the middle of an answer, so that its client sees that it is not whole."""
@@ -392,6 +420,7 @@ class Front:
     def __init__(self, sock: socket.socket, route: Route, *, files: Callable[[], int] = lambda: 0) -> None:
         self.route = route
         self.clients: set[Client] = set()
+        self.heads = Heads()
         self.is_closing = False
         self._sock, self._more_files = sock, files
         self._server: asyncio.Server | None = None

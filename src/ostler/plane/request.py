@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
 from ostler.plane.entry import STATUS_LINES, error_body, error_headers
+from ostler.plane.heads import Seen
 from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
 from ostler.plane.upstream import Head, Headers, Link
 
@@ -20,7 +20,7 @@ log = logging.getLogger("ostler.plane")
 
 HELD = 262_144  # bytes of a body that wait for the one who takes it; then the client is not read any more
 # Never passed on as they are: what is about one connection alone, what frames the body, and what only the plane may say.
-_OWN = frozenset(
+OWN = frozenset(
     {
         b"connection",
         b"keep-alive",
@@ -39,6 +39,10 @@ _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 _INTERNAL = Refuse(500, "INTERNAL", "something went wrong inside the node; its log has the details")
 
 
+def _shaped(_status: int, code: str, message: str) -> bytes:
+    return error_body(code, message)
+
+
 class Request:
     """One request and its answer. Also the sink of the link that it is forwarded on."""
 
@@ -52,10 +56,17 @@ class Request:
     is_sent = False  # … and was handed over
     is_over = False  # it is answered, or its client has gone
     received = 0  # bytes of its body so far
+    sent = 0  # bytes of the upstream's answer so far, without its head
     status = 0  # of its answer, once that has begun
     gone: Callable[[Request], None] | None = None
     """Called when the client goes away while no plan runs: set it before you return None from a route."""
+    inner = b"/infer"  # where a worker takes it
     note: object = None  # whatever a route wants to remember of it
+    seen: Seen | None = None  # its head came before
+    passes = True  # an answer that is whole in one read is taken as it is
+    _first: dict[bytes, bytes] | None = None
+    tells: Callable[[int, str, str], bytes] = staticmethod(_shaped)
+    """The body of an error (status, code, message), for routes whose clients expect another shape."""
     _plan: Plan = None
     _peek: Peek | None = None
     _link: Link | None = None
@@ -67,7 +78,7 @@ class Request:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self.headers: Headers = []  # names in lower case
+        self.headers: Headers = []  # names in lower case; the length of its body is `length` alone
         self._held: list[bytes] = []
         self._out: list[bytes] = []
 
@@ -85,16 +96,39 @@ class Request:
 
     def get(self, name: bytes) -> bytes | None:
         """The first header of that name (in lower case)."""
-        return next((value for found, value in self.headers if found == name), None)
+        if self._first is None:
+            self._first = dict(reversed(self.headers))
+        return self._first.get(name)
+
+    def head_fields(self) -> dict[str, Any]:
+        """What its head says, for `repeat`."""
+        self.get(b"")
+        names = ("method", "path", "version", "target", "query", "bodiless", "headers", "_first")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is here as a whole, and another one with this head is no different but for its body."""
+        return self.is_whole and self.keep and not (self.chunked or self.upgrades or self.get(b"expect"))
+
+    def repeat(self, seen: Seen, body: bytes) -> None:
+        """It has a head that came before, and all of its body."""
+        self.__dict__.update(seen.fields)
+        self.seen, self.is_whole = seen, True
+        self.length = self.received = self._held_size = len(body)
+        self._held = [body]
 
     def frame(self, name: bytes, value: bytes) -> None:
         """A header that says how its body comes."""
-        if name == b"content-length":
-            self.length = int(value)
-        elif name == b"transfer-encoding":
+        if name == b"transfer-encoding":
             self.chunked = True
         else:
             self.expects = value.lower() == b"100-continue"
+
+    @property
+    def streamed(self) -> bool:
+        """Whether its answer goes out as it comes, with a length that nobody knew."""
+        return self._sse or self._chunked
 
     @property
     def is_repeatable(self) -> bool:
@@ -180,6 +214,8 @@ class Request:
             self._plan = None
             if link is not None and plan.lingers:
                 link.hang_up(lambda: self._end(plan, how))
+                if plan.left is not None:
+                    self._told(plan.left, self)
                 return
         if link is not None:
             if self._client.is_tunnel:
@@ -267,7 +303,7 @@ class Request:
     def _same_head(self) -> bytes:
         out = [self.method.encode(), b" ", self.target, b" HTTP/1.1\r\n"]
         for name, value in self.headers:
-            if name in _OWN or (name == b"expect" and not self.expects):
+            if name in OWN or (name == b"expect" and not self.expects):
                 continue
             out += (name, b": ", value, b"\r\n")
         if self.upgrades:
@@ -321,10 +357,20 @@ class Request:
         self._out.append(b"\r\n" if self.keep else b"connection: close\r\n\r\n")
 
     def body(self, data: bytes) -> None:
+        self.sent += len(data)
         if self._chunked:
             self._out += (b"%x\r\n" % len(data), data, b"\r\n")
         else:
             self._out.append(data)
+
+    def whole(self, data: bytes, start: int) -> None:
+        """The answer has come as a whole, and its head is as a client may have it. Its body begins at `start`."""
+        self._answered, self.status, self.sent = True, 200, len(data) - start
+        self._keep_or_not()
+        if not self.keep:
+            data = data[: start - 2] + b"connection: close\r\n\r\n" + data[start:]
+        self._client.write(data)
+        self.finished([])
 
     def flush(self) -> None:
         if self._out:
@@ -390,8 +436,8 @@ class Request:
     def _break_off(self, reason: str) -> None:
         """The answer has begun and will not be whole: its client must not take it for whole."""
         if self._sse:
-            error = json.dumps({"error": {"code": "BAD_UPSTREAM", "message": reason}})
-            self.body(f"event: error\ndata: {error}\n\n".encode())
+            error = self.tells(502, "BAD_UPSTREAM", reason)
+            self.body(b"event: error\ndata: " + error + b"\n\n")
         self.flush()
         self.is_over = True
         self._client.cut()
@@ -424,13 +470,13 @@ class Request:
         """Whether the plane waits for its end when it is asked to stop."""
         return not (self._sse and isinstance(self._plan, Forward) and not self._plan.finishes)
 
-    def abandon(self, plan: Plan) -> None:
+    def abandon(self, plan: Plan, reason: str = "it took too long") -> None:
         """Leave the upstream to itself, and do this instead; an answer that has begun breaks off."""
         if self.is_over:
             return
         self._drop_link("late")
         if self._answered:
-            self._break_off("it took too long")
+            self._break_off(reason)
         else:
             self.go(plan)
 
@@ -507,7 +553,7 @@ class Request:
 
     def refuse(self, status: int, code: str, message: str, headers: Mapping[str, str] | None = None) -> None:
         """An error as the whole answer."""
-        self.reply(status, error_headers(status, headers), error_body(code, message))
+        self.reply(status, error_headers(status, headers), self.tells(status, code, message))
 
     def start(self, status: int, headers: Mapping[str, str]) -> None:
         """Begin an answer; it goes out with its first bytes, or at its end."""

@@ -1,9 +1,11 @@
-"""Connections to those who answer: HTTP/1.1 on a Unix socket, kept open and used again, one exchange at a time on each."""
+"""Connections to those who answer: HTTP/1.1 on a Unix socket or a port of this machine, kept open and used again, one exchange at a time on each."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import time
 from collections.abc import Callable
 from typing import Protocol
@@ -13,8 +15,14 @@ import httptools
 MAX_HEAD = 524_288  # bytes of a head or of trailers in an answer; more is no answer
 _BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is tried again
 _RETRY = 0.005
+TCP = "tcp:"
 _HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+# A head as a model's worker writes it, and as a client may have it.
+_PLAIN = re.compile(
+    rb"HTTP/1\.1 200 OK\r\ncontent-type: [ -~]+\r\ncontent-length: (\d{1,12})\r\n(?:x-ostler-[a-z-]+: [ -~]*\r\n)*\r\n"
 )
 
 Headers = list[tuple[bytes, bytes]]
@@ -52,6 +60,7 @@ class Head:
 class Sink(Protocol):
     """Who gets the answer of one exchange: `answered`, `body` as often as it takes, `finished`; or `failed`, once, at any time.
 
+    A sink that `passes` gets an answer that is whole in one read, with a plain head, as it is: `whole` takes the place of the three.
     `flush` follows what one read has brought. `full` and `drained` say whether the link takes more of the request's body.
     """
 
@@ -59,10 +68,13 @@ class Sink(Protocol):
     """The answer has no body, whatever its headers say (HEAD)."""
     is_sent: bool
     """All of the request has been handed to the link; one that is answered before is not used again."""
+    passes: bool
     upgrades: bool
     """A tunnel is wanted: `101` gives one, and everything after it is `body`."""
 
     def informed(self, status: int) -> None: ...
+
+    def whole(self, data: bytes, start: int) -> None: ...
 
     def answered(self, head: Head) -> None: ...
 
@@ -77,6 +89,18 @@ class Sink(Protocol):
     def full(self) -> None: ...
 
     def drained(self) -> None: ...
+
+
+def write_now(transport: asyncio.Transport, file: int, data: bytes) -> None:
+    """Write to the transport's own file at once where nothing waits to be written: the loop would do it at the end of its turn, and the
+    other side can begin now. What the file does not take is the transport's business, and so is every error.
+    """
+    sent = 0
+    if not transport.is_closing() and not transport.get_write_buffer_size():
+        with contextlib.suppress(OSError):
+            sent = os.write(file, data)
+    if sent < len(data):
+        transport.write(data[sent:])
 
 
 class _Garbage(Exception):
@@ -95,6 +119,7 @@ class Link(asyncio.Protocol):
         self._then: Callable[[], None] | None = None  # it was hung up
         self._transport: asyncio.Transport = None  # type: ignore[assignment]
         self.is_closing: Callable[[], bool] = lambda: False
+        self._file = -1
         self._parser = httptools.HttpResponseParser(self)
         self._head: Head | None = None
         self._in_body = self._done = self._stale = self._paused = self._tunnel = False
@@ -104,6 +129,7 @@ class Link(asyncio.Protocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
         self.is_closing = transport.is_closing
+        self._file = transport.get_extra_info("socket").fileno()
         self.upstream.links.add(self)
 
     # ---- the request
@@ -115,7 +141,7 @@ class Link(asyncio.Protocol):
         self._head, self._mute = None, 0
         if self._trailers:
             self._trailers = []
-        self._transport.write(data)
+        write_now(self._transport, self._file, data)
 
     def write(self, data: bytes) -> None:
         self._transport.write(data)
@@ -170,6 +196,11 @@ class Link(asyncio.Protocol):
         if sink is None:  # it speaks without being asked
             self._transport.abort()
             return
+        if not self.begun and sink.passes and not sink.bodiless:
+            plain = _PLAIN.match(data)
+            if plain is not None and plain.end() + int(plain[1]) == len(data):
+                self._pass(sink, data, plain.end())
+                return
         self.begun = True
         if self._tunnel:
             sink.body(data)
@@ -245,18 +276,27 @@ class Link(asyncio.Protocol):
             sink.body(rest)
         sink.flush()
 
+    def _pass(self, sink: Sink, data: bytes, start: int) -> None:
+        self._sink = None
+        self._free(sink)
+        sink.whole(data, start)
+
     def _finish(self) -> None:
-        """The answer is whole: the link is free for the next one, before anybody learns of it."""
         sink, self._sink = self._sink, None
         assert sink is not None
         assert self._head is not None
+        self._stale = self._stale or self._head.close
+        self._free(sink)
+        sink.finished(self._trailers)
+
+    def _free(self, sink: Sink) -> None:
+        """The answer is whole: the link is free for the next one, before anybody learns of it."""
         self.resume()
-        if self._stale or self._head.close or not sink.is_sent or self._transport.get_write_buffer_size():
+        if self._stale or not sink.is_sent or self._transport.get_write_buffer_size():
             self._transport.abort()
         else:
             self.used = True
             self.upstream.give(self)
-        sink.finished(self._trailers)
 
     def _fail(self, reason: str) -> None:
         sink, self._sink = self._sink, None
@@ -284,7 +324,7 @@ class Link(asyncio.Protocol):
 
 
 class Upstream:
-    """One who answers, at the path of a Unix socket. Links that are idle are kept, and the one that was used last comes first."""
+    """One who answers, at the path of a Unix socket or at `tcp:PORT`. Links that are idle are kept, and the one that was used last comes first."""
 
     def __init__(self, path: str, *, keep: float = 60.0) -> None:
         self.path, self._keep = path, keep
@@ -336,7 +376,11 @@ class Upstream:
         loop, until = asyncio.get_running_loop(), time.monotonic() + _BACKLOG_PATIENCE
         while True:
             try:
-                _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
+                if self.path.startswith(TCP):
+                    port = int(self.path[len(TCP) :])
+                    _, link = await loop.create_connection(lambda: Link(self), "127.0.0.1", port)
+                else:
+                    _, link = await loop.create_unix_connection(lambda: Link(self), self.path)
             except BlockingIOError as error:
                 if time.monotonic() > until:
                     return error

@@ -34,6 +34,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "tallies": ("step", "at", "queue", "name"),
     "incidents": ("node", "id"),
     "footprints": ("task", "model", "env", "device"),
+    "calls": ("id", "node"),
     "exits": ("id",),
     "health": ("node", "component"),
     "declared": ("node", "kind", "name"),

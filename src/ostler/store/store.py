@@ -10,6 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from ostler.store.calls import CallRecords
 from ostler.store.database import Database, connect
 from ostler.store.footprints import Footprints
 from ostler.store.health import Health, Meta
@@ -24,7 +25,7 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -34,6 +35,7 @@ class Store:
         self.live = LiveRecords(db)
         self.nodes = Nodes(db, self.jobs.recover_inside)
         self.footprints = Footprints(db)
+        self.calls = CallRecords(db)
 
     @classmethod
     def open(

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ostler.calls.records import CallLog
 from ostler.config import Settings
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.intake import Intake
@@ -19,6 +20,7 @@ from ostler.store import now_ms
 from ostler.store.lanes import Lane
 
 if TYPE_CHECKING:
+    from ostler.calls.wishes import Wishes
     from ostler.web.metrics import Metrics
 
 
@@ -46,5 +48,8 @@ class Context:
     tails: Tails
     secret: str
     models: Callable[[], dict[str, dict[str, Any]]]  # those that can be called, and how they are
+    gpu_lock: Callable[[], bool | None]  # in exclusive mode: whether a call has the GPUs
+    wishes: Wishes | None
+    calls: CallLog
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
     started_at: int = field(default_factory=now_ms)

@@ -50,7 +50,7 @@ def router(context: Context) -> APIRouter:
         nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
         told = {"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers}
-        return JSONResponse({**told, "models": context.models()})
+        return JSONResponse({**told, "models": context.models(), "gpu_lock_held": context.gpu_lock()})
 
     @routes.get("/api/v1/info", summary="The node, its pools and queues")
     async def info() -> JSONResponse:

@@ -242,7 +242,8 @@ async def _lines(
                 await asyncio.sleep(_BREATH)  # many lines at once are one event
                 continue
             try:
-                await asyncio.wait_for(wake.wait(), keepalive)
+                async with asyncio.timeout(keepalive):
+                    await wake.wait()
             except TimeoutError:
                 yield KEEP_ALIVE
     finally:
@@ -277,7 +278,8 @@ async def _far(
             quiet = 0.0
             yield KEEP_ALIVE
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(over.wait(), rest)
+            async with asyncio.timeout(rest):
+                await over.wait()
 
 
 def _said(lines: list[str], file: Reader) -> bytes:

@@ -27,4 +27,5 @@ async function ask(method, path, body) {
 }
 
 export const get = (path) => ask("GET", path);
+export const del = (path) => ask("DELETE", path);
 export const post = (path, body) => ask("POST", path, body);

@@ -24,6 +24,16 @@ export const moment = (at) => (at ? new Date(at).toLocaleString([], { dateStyle:
 export const count = (n) => (n ?? 0).toLocaleString("en-US");
 export const megabytes = (mb) => (mb === null || mb === undefined ? "" : mb >= 1000 ? `${(mb / 1000).toFixed(1)} GB` : `${Math.round(mb)} MB`);
 
+/** Bytes as people read them. */
+export function bytes(n) {
+  if (n === null || n === undefined) return "";
+  if (n < 1000) return `${n} B`;
+  for (const unit of ["KB", "MB", "GB"]) {
+    n /= 1000;
+    if (n < 1000 || unit === "GB") return `${n < 10 ? n.toFixed(1) : Math.round(n)} ${unit}`;
+  }
+}
+
 /** How long until it is empty, counted down from when it was said; nothing to do is "", and null is nobody knows. */
 export function eta(queue, said) {
   if (!queue.pending && !queue.running) return "";

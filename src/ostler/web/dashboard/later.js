@@ -1,8 +1,7 @@
-// The places of calls and sessions: this node serves none yet, and says so.
+// The place of sessions: this node serves none yet, and says so.
 import { h } from "./dom.js";
 
 const WORDS = {
-  calls: ["Calls", "A call is one request to a warm model and its reply. This node serves no models."],
   sessions: ["Sessions", "A session is one long-lived connection to a worker, such as a browser. This node holds none."],
 };
 

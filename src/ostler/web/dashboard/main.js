@@ -1,6 +1,7 @@
 // Which page is shown, whether the node is there, and the clock that lets ages grow.
 import { announce, attr, fill, h, text } from "./dom.js";
 import { ago } from "./format.js";
+import { page as calls } from "./calls.js";
 import { page as job } from "./job.js";
 import { page as jobs } from "./jobs.js";
 import { page as later } from "./later.js";
@@ -14,7 +15,7 @@ const PAGES = {
   nodes,
   workers,
   jobs: (id, query) => (id && /^\d+$/.test(id) ? job(id) : jobs(id, query)),
-  calls: later("calls"),
+  calls,
   sessions: later("sessions"),
 };
 const main = document.getElementById("main");
@@ -30,7 +31,7 @@ function route() {
   fill(main, shown.el);
   document.title = `${shown.title} · Ostler`;
   for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
-  shown.update?.(new Set(["snapshot", "queues", "workers", "jobs", "health", "incidents", "nodes"]));
+  shown.update?.(new Set(["snapshot", "queues", "workers", "calls", "jobs", "health", "incidents", "nodes"]));
 }
 
 /** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */

@@ -29,9 +29,9 @@ function axis(low, high, decades) {
 
 /**
  * {el, update(points, back, step)}: `series` is [{name, key, kind: "bar" | "line", class}], points have `at` (ms) and the keys.
- * `show(value)` gives a value in words.
+ * `show(value)` gives a value in words; `counted` is what bars count.
  */
-export function plot(title, series, show, empty) {
+export function plot(title, series, show, empty, counted = "jobs") {
   const svg = s("svg", { class: "plot", tabindex: 0, role: "img", "aria-label": title });
   const tip = h("div", { class: "tip", hidden: true, role: "status" });
   const legend = h("ul", { class: "legend" }, series.map((one) => h("li", {}, h("i", { class: `key ${one.class}` }), one.name)));
@@ -64,7 +64,7 @@ export function plot(title, series, show, empty) {
     const slotWidth = Math.max(1, Math.ceil((back / step) / (w / 4)));
     const wide = slotWidth * step * 1000;
     slots = gather(inside, wide, slotWidth);
-    text(unit, bars.length ? `jobs per ${span(wide / 1000)}` : "");
+    text(unit, bars.length ? `${counted} per ${span(wide / 1000)}` : "");
     const highest = Math.max(0, ...slots.map((p) => Math.max(bars.reduce((sum, one) => sum + (p[one.key] ?? 0), 0), ...lines.map((one) => p[one.key] ?? 0))));
     const lowest = Math.min(highest, ...slots.flatMap((p) => lines.map((one) => p[one.key] ?? highest)));
     const scale = axis(lowest, highest, !bars.length);
@@ -162,7 +162,7 @@ export function plot(title, series, show, empty) {
   };
 }
 
-const SUMMED = ["done", "failed", "retried", "crashed", "cancelled"];
+const SUMMED = ["done", "failed", "retried", "crashed", "cancelled", "refused"];
 
 /** Points in wider slots: counts are summed, durations take the largest. */
 function gather(points, wide, many) {

@@ -14,6 +14,7 @@ export const state = {
   queues: new Map(),
   nodes: new Map(), // by id; none while there is only this one
   workers: new Map(), // by node and component: two nodes have workers of the same name
+  calls: new Map(), // models, by task and id
   jobs: new Map(),
   incidents: new Map(),
   said: new Map(), // topic -> when its state was told, by the node's clock
@@ -60,6 +61,7 @@ function take(event) {
   if (kind === "queue" && second === "jobs") state.jobs.set(event.job.id, event.job), touch("jobs");
   else if (kind === "queue" && second === "status") total(event.queue), touch("queues");
   else if (kind === "queue") state.queues.set(event.queue.queue, event.queue), touch("queues");
+  else if (kind === "call") state.calls.set(`${event.call.task}\n${event.call.model}`, event.call), touch("calls");
   else if (kind === "worker") put(state.workers, workerKey(event.worker), event.worker), touch("workers");
   else if (second === "nodes") put(state.nodes, event.node.id, event.node), touch("nodes");
   else if (second === "health") (state.health = event.health), touch("health");
@@ -92,6 +94,9 @@ export function findWorker(name) {
 /** Where a worker's page is: `name` as verbs take it. */
 export const workerLink = (name) => `#/workers/${encodeURIComponent(name).replaceAll("%3A", ":").replaceAll("%2F", "/").replaceAll("%40", "@")}`;
 
+/** Where a model's page is. */
+export const modelLink = (task, model) => `#/calls/${encodeURIComponent(task)}/${encodeURIComponent(model)}`;
+
 function total(queue) {
   if (state.total?.recent && state.total.recent.at !== queue.recent?.at) state.before = state.total.recent;
   state.total = queue;
@@ -99,7 +104,7 @@ function total(queue) {
 
 function stream(event) {
   if (event.type === "resync") {
-    for (const map of [state.queues, state.nodes, state.workers, state.jobs, state.incidents]) map.clear();
+    for (const map of [state.queues, state.nodes, state.workers, state.calls, state.jobs, state.incidents]) map.clear();
     return;
   }
   setClock(event.timestamp);

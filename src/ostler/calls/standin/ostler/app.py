@@ -69,3 +69,10 @@ class Ostler(Nothing):
 
     def job(self, *_args: Any, **_options: Any) -> Callable[[Callable[..., Any]], Task]:
         return Task
+
+    def _refuse(self, *_args: Any, **_keywords: Any) -> Any:
+        raise RuntimeError(
+            "a model that runs in another environment cannot call models: call both from the job or program that needs them"
+        )
+
+    call = call_sync = stream = stream_sync = answer = answer_sync = _refuse
