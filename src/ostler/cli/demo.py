@@ -78,7 +78,7 @@ def _models(known: Settings, folder: Path, port: int) -> None:
     from ostler.cli import demo_models  # noqa: PLC0415
 
     with _node(folder, port, demo_models.TARGET, demo_models.prepare(folder)) as node:
-        url = _until(lambda: client.node_url(known), node, "the node to start")
+        url = _until(lambda: node_url(known), node, "the node to start")
         print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
         _until(lambda: _healthy(known), node, "its workers")
         demo_models.run(known, folder)

@@ -15,8 +15,9 @@ from pydantic import BaseModel, ValidationError
 
 from ostler import Body, NotFound, PayloadTooLarge
 from ostler.apps.models import shapes
-from ostler.apps.models.caller import Answer, Caller
 from ostler.calls.body import read_form
+from ostler.calls.calling import Wishes
+from ostler.calls.exchange import Answer
 from ostler.calls.request import BadRequest
 from ostler.errors import BadArguments
 from ostler.web import body as bodies
@@ -25,7 +26,6 @@ from ostler.web.render import JSONResponse
 
 _JSON = 4_194_304  # bytes of a request that is JSON without a file in it
 _FORM_JSON = ("application/json", "")
-_WISHES = ("x-request-id", "x-ostler-timeout", "x-ostler-keep-alive", "x-ostler-priority")
 _PAGE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -37,19 +37,14 @@ _KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=ut
 
 def router(node: NodeApi) -> APIRouter:
     routes = APIRouter(tags=["models"])
-    caller = Caller(node)
     most = node.settings.max_body
-
-    async def called(request: Request, task: str, model: str, payload: Any) -> Answer:
-        wishes = {name: value for name in _WISHES if (value := request.headers.get(name)) is not None}
-        return await caller.answer(caller.ask(task, model, payload, wishes))
 
     def file_route(path: str, task: str, name: str, asked: type[BaseModel], given: type[BaseModel], what: str) -> None:
         """A task that takes one file."""
 
         async def run(request: Request) -> Response:
             model, payload = await _file(request, name, asked, most)
-            return _reply(await called(request, task, model, payload))
+            return _reply(await node.call(task, model, payload, **_wishes(request)))
 
         routes.post(path, response_model=given, openapi_extra=_takes(asked, name), summary=what)(run)
 
@@ -61,7 +56,7 @@ def router(node: NodeApi) -> APIRouter:
     )
     async def embed(request: Request) -> Response:
         asked = await _parsed(request, shapes.EmbeddingRequest, _JSON)
-        return _reply(await called(request, "embedding", asked.model, {"texts": asked.texts}))
+        return _reply(await node.call("embedding", asked.model, {"texts": asked.texts}, **_wishes(request)))
 
     @routes.post(
         "/api/text-generation",
@@ -72,11 +67,9 @@ def router(node: NodeApi) -> APIRouter:
     async def generate(request: Request) -> Response:
         asked = await _parsed(request, shapes.GenerationRequest, _JSON)
         payload = asked.model_dump(exclude={"model", "stream"}, exclude_none=True)
-        wishes = {name: value for name in _WISHES if (value := request.headers.get(name)) is not None}
-        question = caller.ask("generation", asked.model, payload, wishes)
         if asked.stream:
-            return await _streamed(caller.stream(question))
-        return _reply(_joined(await caller.answer(question), asked.model))
+            return await _streamed(node.stream("generation", asked.model, payload, **_wishes(request)))
+        return _reply(_joined(await node.call("generation", asked.model, payload, **_wishes(request)), asked.model))
 
     file_route("/api/image-ocr", "ocr", "image", shapes.OcrRequest, shapes.OcrReply, "Text in an image")
     file_route(
@@ -156,6 +149,21 @@ async def _file(request: Request, name: str, shape: type[BaseModel], most: int) 
     return named or default, Body(data, kind)
 
 
+def _wishes(request: Request) -> Wishes:
+    """What is asked for beside the call itself, in the headers that a call has."""
+    found: Wishes = {}
+    if (timeout := request.headers.get("x-ostler-timeout")) is not None:
+        found["timeout"] = timeout
+    if (keep := request.headers.get("x-ostler-keep-alive")) is not None:
+        found["keep_alive"] = keep
+    if (priority := request.headers.get("x-ostler-priority")) is not None:
+        try:
+            found["priority"] = int(priority)
+        except ValueError:
+            raise BadArguments(f"x-ostler-priority must be a whole number, found {priority[:40]!r}") from None
+    return found
+
+
 # ---- what goes
 
 
@@ -194,10 +202,9 @@ def _health(node: NodeApi) -> dict[str, Any]:
     kept = ("state", "socket", "idle_seconds", "memory_mb", "in_flight")
     found = {name: told for name, told in node.models().items() if told["state"] not in ("IDLE", "UNAVAILABLE")}
     workers = {name: {key: told[key] for key in kept} for name, told in found.items()}
-    active = any(told["in_flight"] or told["state"] == "STARTING" for told in found.values())
     failed = any(told["state"] == "FAILED" for told in found.values())
-    held = node.settings.gpu_exclusive and active
-    return {"status": "degraded" if failed else "healthy", "workers": workers, "gpu_lock_held": held}
+    status = "degraded" if failed else "healthy"
+    return {"status": status, "workers": workers, "gpu_lock_held": node.gpu_lock_held()}
 
 
 def _takes(shape: type[BaseModel], file: str = "") -> dict[str, Any]:
