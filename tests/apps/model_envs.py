@@ -29,6 +29,9 @@ picture = Image.new("RGB", (400, 300), "white")
 ImageDraw.Draw(picture).text((40, 60), "Hello GPU\\nworker 42", fill="black", font=ImageFont.load_default(56))
 picture.save(to / "text.png")
 picture.save(to / "text.jpg", quality=90)
+clear = Image.new("RGBA", (400, 300), (0, 0, 0, 0))
+ImageDraw.Draw(clear).text((40, 60), "Hello GPU\\nworker 42", fill="black", font=ImageFont.load_default(56))
+clear.save(to / "clear.png")
 
 tale, rate = soundfile.read(assets / "two_cities.wav", dtype="float32")
 short = tale[: 13 * rate : rate // 16000]
@@ -73,6 +76,8 @@ def samples(folder: Path) -> Path:
     whole = (folder / "text.png").read_bytes()
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
     (folder / "cut.jpg").write_bytes((folder / "text.jpg").read_bytes()[:3000])
+    sound = (folder / "tale.flac").read_bytes()
+    (folder / "cut.flac").write_bytes(sound[: len(sound) // 2])
     (folder / "cut.wav").write_bytes((folder / "two.wav").read_bytes()[:20_000])
     return folder
 

@@ -240,9 +240,39 @@ def test_a_file_may_be_the_body_a_part_of_a_form_or_base64(node: Node, samples: 
         assert (status, found.get("text")) == (200, TEXT), (kind, found)
 
 
+def test_a_transparent_picture_is_read_as_it_looks_on_paper(node: Node, samples: Path) -> None:
+    assert good(node, OCR, samples, "clear.png")["text"] == TEXT
+
+
 def test_other_sounds_are_heard_as_well(node: Node, samples: Path) -> None:
     for name in ("tale.flac", "stereo.wav"):
         check_speech(good(node, SPEECH, samples, name))
+
+
+def test_clients_of_openais_api_are_answered(node: Node, samples: Path) -> None:
+    body = json.dumps({"model": EMBEDDING.model, "input": ["a dog", "a puppy"]}).encode()
+    status, found = send(node, "/v1/embeddings", body, "application/json")
+    assert status == 200, found
+    assert product(*(one["embedding"] for one in found["data"])) > 0.5
+    assert found["usage"]["prompt_tokens"] == 8
+    form = b"--x\r\ncontent-disposition: form-data; name=model\r\n\r\n%b\r\n--x\r\ncontent-disposition: form-data; name=file; filename=a.wav\r\n\r\n%b\r\n--x--\r\n"  # fmt: skip
+    data = form % (SPEECH.model.encode(), (samples / "tale.wav").read_bytes())
+    status, found = send(node, "/v1/audio/transcriptions", data, "multipart/form-data; boundary=x")
+    assert (status, "best of times" in found.get("text", "")) == (200, True), found
+
+
+@needs_torch
+@pytest.mark.timeout(1200)
+def test_a_conversation_is_answered_in_openais_words(node: Node) -> None:
+    model_envs.built("language")
+    asked = {"model": GENERATION.model, "messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    status, found = send(
+        node, "/v1/chat/completions", json.dumps({**asked, "max_tokens": 20}).encode(), "application/json"
+    )
+    assert status == 200, found
+    assert "Paris" in found["choices"][0]["message"]["content"]
+    assert found["choices"][0]["finish_reason"] == "stop"
+    assert found["usage"]["completion_tokens"] > 3
 
 
 # ---- models of one's own
@@ -261,6 +291,16 @@ def test_a_directory_is_a_model_and_no_id_leads_out_of_it(node: Node, samples: P
         status, told = ask(node, EMBEDDING, samples, {"texts": ["x"], "model": wrong})
         assert (status, told["error"]["code"]) == (404, "UNKNOWN_MODEL"), (wrong, told)
         assert "org/mine" in told["error"]["message"]
+
+
+@pytest.mark.parametrize("value", ["lots", "-1", "nan", "inf"])
+def test_a_limit_that_cannot_be_is_refused_at_the_start(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    from ostler import ConfigError
+    from ostler.apps.models import given
+
+    monkeypatch.setenv("OSTLER_MODELS_AUDIO_SECONDS", value)
+    with pytest.raises(ConfigError, match="OSTLER_MODELS_AUDIO_SECONDS must be a number above 0"):
+        given.limit("audio_seconds")
 
 
 @pytest.mark.parametrize("wrong", ["../out", "/etc", "org/../../out", ".", "", "link"])
@@ -285,7 +325,7 @@ def test_what_cannot_be_taken_is_refused_and_the_workers_live_on(node: Node, sam
         good(node, task, samples)
     before = {task.name: node.worker(task.component)["pid"] for task in (EMBEDDING, OCR, SPEECH)}
     raw = "/api/v1/calls/"
-    files = {name: (samples / name).read_bytes() for name in ("cut.png", "cut.jpg", "bomb.png", "silence.wav", "nan.wav", "cut.wav")}  # fmt: skip
+    files = {name: (samples / name).read_bytes() for name in ("cut.png", "cut.jpg", "bomb.png", "silence.wav", "nan.wav", "cut.wav", "cut.flac")}  # fmt: skip
     one = "?model=all-MiniLM-L6-v2"
     wrong: list[tuple[str, bytes, str, int, str]] = [
         (raw + "embedding" + one, b'{"payload": [1, 2]}', "application/json", 400, "must be a JSON object"),
@@ -294,6 +334,7 @@ def test_what_cannot_be_taken_is_refused_and_the_workers_live_on(node: Node, sam
         (raw + "embedding" + one, b'{"payload": {"texts": [NaN]}}', "application/json", 400, "not JSON"),
         (raw + "embedding" + one, json.dumps({"texts": ["x"] * 257}).encode(), "application/json", 400, "may have 256 texts"),
         (raw + "embedding" + one, json.dumps({"texts": ["x" * 100_001]}).encode(), "application/json", 400, "100000 characters"),
+        (raw + "embedding" + one, json.dumps({"texts": ["x" * 99_999] * 11}).encode(), "application/json", 400, "1000000 characters in all"),
         (raw + "embedding" + one, b"\x00\x01", "image/png", 400, "must be a JSON object"),
         (raw + "embedding?model=none", b"{}", "application/json", 404, "known are"),
         (raw + "nothing", b"{}", "application/json", 404, "declared are"),
@@ -308,6 +349,7 @@ def test_what_cannot_be_taken_is_refused_and_the_workers_live_on(node: Node, sam
         (raw + "speech?model=moonshine-tiny-en", files["nan.wav"], "audio/wav", 400, "NaN"),
         (raw + "speech?model=moonshine-tiny-en", files["cut.wav"], "audio/wav", 400, "incomplete"),
         (raw + "speech?model=moonshine-tiny-en", files["cut.wav"][:30], "audio/wav", 400, "ends before its samples"),
+        (raw + "speech?model=moonshine-tiny-en", files["cut.flac"], "audio/flac", 400, "cannot be read"),
         (raw + "speech?model=moonshine-tiny-en", b"fLaC" + bytes(1000), "audio/flac", 400, "cannot be read"),
         (EMBEDDING.path, b'{"texts": []}', "application/json", 422, "at least 1 item"),
         (EMBEDDING.path, b'{"texts": ["x"], "more": 1}', "application/json", 422, "more"),

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ostler import Ostler
-from ostler.apps.models import captioning, diarization, embedding, generation, ocr, speech, weights
+from ostler.apps.models import captioning, diarization, embedding, generation, given, ocr, speech, weights
 
 if TYPE_CHECKING:
     from fastapi import APIRouter
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 app = Ostler()
 
+for _limit in given.LIMITS:
+    given.limit(_limit)
 _IDLE = os.environ.get("OSTLER_MODELS_IDLE") or 60
 
 _READING = ["onnxruntime==1.31.1", "opencv-python-headless==5.0.0.93", "pillow==13.0.0", "pyclipper==1.4.0", "PyYAML==6.0.3",

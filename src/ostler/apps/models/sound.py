@@ -33,7 +33,7 @@ def read(payload: Any, least: float = 0.1) -> tuple[Any, Mapping[str, Any]]:
     """
     import numpy as np  # noqa: PLC0415
 
-    data, options = given.file(payload, "audio", given.limit("audio_bytes", 60e6))
+    data, options = given.file(payload, "audio", given.limit("audio_bytes"))
     wave = bytes(data[:4]) == b"RIFF" and bytes(data[8:12]) == b"WAVE"
     samples, rate = _wave(data) if wave else _other(data)
     if not np.isfinite(samples).all():
@@ -130,15 +130,19 @@ def _other(data: memoryview) -> tuple[Any, int]:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
             if not (_RATES[0] <= file.samplerate <= _RATES[1] and 0 < file.channels <= _CHANNELS):
                 raise InputError(f"the audio has {file.channels} channels at {file.samplerate} Hz, which cannot be")
-            most = int(given.limit("audio_seconds", 600) * file.samplerate)
+            most = int(given.limit("audio_seconds") * file.samplerate)
             found = file.read(most + 1, dtype="float32", always_2d=True)
             _check(len(found) / file.samplerate)
+            if len(found) < min(file.frames, most):
+                raise InputError(
+                    f"the audio is incomplete: its head says {file.frames} samples, and {len(found)} can be read"
+                )
             return found, file.samplerate
     except (soundfile.SoundFileError, RuntimeError, ValueError) as error:
         raise InputError(f"the audio cannot be read: {error}") from None
 
 
 def _check(seconds: float) -> None:
-    most = given.limit("audio_seconds", 600)
+    most = given.limit("audio_seconds")
     if seconds > most:
         raise InputError(f"the audio may have {most:g} s, found {seconds:.1f} s; cut it into pieces")

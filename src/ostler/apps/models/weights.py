@@ -39,6 +39,11 @@ def find(task: str, model_id: str) -> Path | None:
     return path if inside and path.is_dir() else None
 
 
+def offline() -> None:
+    """No library looks for models on the network: they are here, or the error says that they are not."""
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+
 def packaged(package: str, *parts: str) -> Path:
     """A directory inside an installed package, which is not imported; raises LookupError."""
     spec = importlib.util.find_spec(package)
