@@ -19,9 +19,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.apps import model_envs
-from tests.harness import Node
+from tests.harness import Node, until
 
 needs_torch = pytest.mark.models
+pytestmark = pytest.mark.timeout(300)  # the first test builds an environment
 
 
 class Task(NamedTuple):
@@ -391,6 +392,25 @@ def exchanged(node: Node, data: bytes) -> bytes:
         while piece := link.recv(65_536):
             found += piece
     return found
+
+
+def test_a_client_that_leaves_cancels_its_call_in_the_model(node: Node, samples: Path) -> None:
+    good(node, EMBEDDING, samples)
+    before = node.worker(EMBEDDING.component)["pid"]
+    body = json.dumps({"texts": ["a long text " * 300] * 256}).encode()
+    head = f"POST {EMBEDDING.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+    parts = urlsplit(node.url)
+    with socket.create_connection((parts.hostname, parts.port), 60) as link:
+        link.sendall(head.encode() + body)
+        until(lambda: health(node)["state"] == "BUSY", "the model to be busy")
+    cancelled = "/api/v1/calls?task=embedding&outcome=cancelled"
+    until(lambda: node.get(cancelled)[1]["calls"], "the call to be cancelled")
+    check_embedding(good(node, EMBEDDING, samples))
+    assert node.worker(EMBEDDING.component)["pid"] == before
+
+
+def health(node: Node) -> dict[str, Any]:
+    return node.get("/api/health")[1]["workers"][f"embedding:{EMBEDDING.model}"]
 
 
 # ---- what is seen of it

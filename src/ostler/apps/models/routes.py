@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -12,6 +13,7 @@ from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
+from starlette.requests import ClientDisconnect
 
 from ostler import Body, NotFound, PayloadTooLarge
 from ostler.apps.models import shapes
@@ -45,7 +47,7 @@ def router(node: NodeApi) -> APIRouter:
 
         async def run(request: Request) -> Response:
             model, payload = await _file(request, name, asked, most)
-            return _reply(await node.call(task, model, payload, **_wishes(request)))
+            return _reply(await _awaited(request, node.call(task, model, payload, **_wishes(request))))
 
         routes.post(path, response_model=given, openapi_extra=_takes(asked, name), summary=what)(run)
 
@@ -57,7 +59,8 @@ def router(node: NodeApi) -> APIRouter:
     )
     async def embed(request: Request) -> Response:
         asked = await _parsed(request, shapes.EmbeddingRequest, _JSON)
-        return _reply(await node.call("embedding", asked.model, {"texts": asked.texts}, **_wishes(request)))
+        call = node.call("embedding", asked.model, {"texts": asked.texts}, **_wishes(request))
+        return _reply(await _awaited(request, call))
 
     @routes.post(
         "/api/text-generation",
@@ -70,7 +73,8 @@ def router(node: NodeApi) -> APIRouter:
         payload = asked.model_dump(exclude={"model", "stream"}, exclude_none=True)
         if asked.stream:
             return await _streamed(node.stream("generation", asked.model, payload, **_wishes(request)))
-        return _reply(_joined(await node.call("generation", asked.model, payload, **_wishes(request)), asked.model))
+        call = node.call("generation", asked.model, payload, **_wishes(request))
+        return _reply(_joined(await _awaited(request, call), asked.model))
 
     file_route("/api/image-ocr", "ocr", "image", shapes.OcrRequest, shapes.OcrReply, "Text in an image")
     file_route(
@@ -164,6 +168,24 @@ def _wishes(request: Request) -> Wishes:
         except ValueError:
             raise BadArguments(f"x-ostler-priority must be a whole number, found {priority[:40]!r}") from None
     return found
+
+
+async def _awaited(request: Request, call: Coroutine[Any, Any, Answer]) -> Answer:
+    """The answer; if the client leaves before it is there, the call is cancelled in the model, too."""
+    working, leaving = asyncio.ensure_future(call), asyncio.ensure_future(_left(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise ClientDisconnect
+        return working.result()
+    finally:
+        for task in (working, leaving):
+            task.cancel()
+
+
+async def _left(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
 
 
 # ---- what goes
