@@ -72,7 +72,7 @@ def samples(folder: Path) -> Path:
     folder.mkdir(parents=True)
     assets = package("light", "moonshine_voice") / "assets"
     subprocess.run([python("light"), "-c", _SAMPLES, folder, assets], check=True, env={})
-    (folder / "bomb.png").write_bytes(png(60_000, 60_000))
+    (folder / "bomb.png").write_bytes(png(30_000, 30_000))
     whole = (folder / "text.png").read_bytes()
     (folder / "cut.png").write_bytes(whole[: len(whole) // 2])
     (folder / "cut.jpg").write_bytes((folder / "text.jpg").read_bytes()[:3000])

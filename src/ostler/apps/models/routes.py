@@ -233,8 +233,8 @@ def _health(node: NodeApi) -> dict[str, Any]:
 
 def _takes(shape: type[BaseModel], file: str = "") -> dict[str, Any]:
     """What a route takes, for the API's description."""
-    schema = shape.model_json_schema(ref_template="#/components/schemas/{model}")
-    schema.pop("$defs", None)
+    schema = shape.model_json_schema(ref_template="{model}")
+    schema = _inlined(schema, schema.pop("$defs", {}))
     content: dict[str, Any] = {"application/json": {"schema": schema}}
     if file:
         raw = {"type": "string", "format": "binary"}
@@ -242,6 +242,14 @@ def _takes(shape: type[BaseModel], file: str = "") -> dict[str, Any]:
         form = {"type": "object", "required": ["file"], "properties": {"file": raw, **others}}
         content |= {"multipart/form-data": {"schema": form}, f"{file}/*": {"schema": raw}}
     return {"requestBody": {"required": True, "content": content}}
+
+
+def _inlined(value: Any, known: dict[str, Any]) -> Any:
+    """A schema with what it refers to put in its place: only replies are among the description's components."""
+    if isinstance(value, dict):
+        named = value.get("$ref")
+        return _inlined(known[named], known) if named else {key: _inlined(one, known) for key, one in value.items()}
+    return [_inlined(one, known) for one in value] if isinstance(value, list) else value
 
 
 # ---- the page
