@@ -3,7 +3,7 @@ PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
 
-.PHONY: setup system demo test check lint types format bench soak clean
+.PHONY: setup system demo test test-models check lint types format bench soak clean
 
 setup: $(STAMP)
 
@@ -19,7 +19,11 @@ demo: setup
 	$(BIN)/ostler demo
 
 test: setup system
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak and not models" -n 2 --dist loadfile
+
+# Installs torch, twice: the environments of the models that need it are built in .venv-models.
+test-models: setup
+	$(BIN)/python -m pytest tests/apps/test_models.py -m "models or not models"
 
 lint: setup
 	$(BIN)/ruff format --check .
@@ -43,4 +47,4 @@ soak: setup
 	$(BIN)/python -m pytest -m soak
 
 clean:
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .ostler .ostler-demo
+	rm -rf .venv .venv-models .pytest_cache .mypy_cache .ruff_cache .ostler .ostler-demo

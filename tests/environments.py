@@ -14,14 +14,15 @@ from ostler.envs import install
 UV = install.find(None).program
 
 
-def wheel(folder: Path, name: str = "tinypack", version: str = "1.0", code: str | None = None) -> Path:
-    """A wheel with one module in it, which knows its version."""
+def wheel(folder: Path, name: str = "tinypack", version: str = "1.0", code: str | None = None, needs: str = "") -> Path:
+    """A wheel with one module in it, which knows its version; `needs` is what it says that it needs."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}-{version}-py3-none-any.whl"
     info = f"{name}-{version}.dist-info"
     files = {
         f"{name}.py": code or f"VERSION = {version!r}\n",
-        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        + (f"Requires-Dist: {needs}\n" if needs else ""),
         f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
     files[f"{info}/RECORD"] = "".join(f"{file},,\n" for file in [*files, f"{info}/RECORD"])

@@ -173,6 +173,16 @@ def test_the_image_with_environments_builds_them_as_the_nodes_user_and_not_in_th
     assert ENVS[ENVS.index("FROM") :] in shown
 
 
+def test_the_image_of_the_task_server_has_two_of_its_environments() -> None:
+    from ostler.apps.models import app
+
+    text = (ROOT / "deploy" / "Dockerfile.models").read_text()
+    assert text[text.index("FROM") :] in (ROOT / "docs" / "apps-models.md").read_text()
+    built = re.findall(r"^RUN ostler env build (\S+) --app ostler.apps.models$", text, re.MULTILINE)
+    assert len(built) == 2
+    assert set(built) < set(app.envs)
+
+
 def test_the_command_in_that_image_builds_all_environments_of_the_app(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(
         "from ostler import Ostler\napp = Ostler()\napp.env('one')\napp.job('q', env='one')(lambda job: None)\n"

@@ -187,6 +187,31 @@ def test_a_build_makes_an_environment_with_the_package(tmp_path: Path, installer
     assert (known.data_dir / "envs" / "tiny.builds" / "build.log").read_text().startswith("$ ")
 
 
+def test_a_package_can_be_installed_without_what_it_says_it_needs(tmp_path: Path, installer: str) -> None:
+    wheel(tmp_path / "wheels", "needy", needs="nosuchpack==9")
+    lines = offline(tmp_path / "wheels", "needy")
+    app = Ostler()
+    app.env("needy", no_deps=lines)
+    settings = settings_of(tmp_path)
+    assert not envs.look(settings, app, "needy").interpreter
+    found = envs.build(settings, app, "needy", installer=installer)
+    assert asked(found.interpreter, "import needy; print(needy.VERSION)") == "1.0"
+    changed = Ostler()
+    changed.env("needy", no_deps=[*lines, "tinypack"])
+    assert envs.look(settings, changed, "needy").state == "outdated"
+
+
+def test_an_environment_names_its_installer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked_for = []
+    monkeypatch.setattr(install, "find", lambda wanted: asked_for.append(wanted) or Quick("quick"))
+    settings, app = tiny(tmp_path, installer="pip")
+    envs.build(settings, app, "tiny")
+    envs.build(settings, app, "tiny", installer="uv", force=True)
+    assert asked_for == ["pip", "uv"]
+    with pytest.raises(ConfigError, match="installer must be pip or uv"):
+        app.env("other", installer="conda")
+
+
 def test_a_requirements_file_with_constraints_is_installed(tmp_path: Path, installer: str) -> None:
     wheel(tmp_path / "wheels", version="1.0")
     wheel(tmp_path / "wheels", version="2.0")

@@ -267,8 +267,10 @@ class Ostler(Calling):
         python: str | None = None,
         requirements: str | Path | Sequence[str] | None = None,
         constraints: str | Path | None = None,
+        no_deps: str | Sequence[str] | None = None,
         index: str | None = None,
         extra_index: str | Sequence[str] | None = None,
+        installer: str | None = None,
         path: str | Path | None = None,
     ) -> str:
         """Describe a virtual environment for jobs and models that cannot share the node's own; returns its name.
@@ -280,7 +282,7 @@ class Ostler(Calling):
             raise ConfigError(f"two environments are named {name!r}")
         caller = Path(sys._getframe(1).f_code.co_filename).absolute().parent  # noqa: SLF001
         table = {"python": python, "requirements": requirements, "constraints": constraints}
-        table |= {"index": index, "extra_index": extra_index, "path": path}
+        table |= {"no_deps": no_deps, "index": index, "extra_index": extra_index, "installer": installer, "path": path}
         from ostler import config  # noqa: PLC0415
 
         self.envs[name] = config.described(name, table, caller, f"app.env({name!r})")

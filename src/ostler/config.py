@@ -26,7 +26,11 @@ _INTERNAL = frozenset(
 )
 
 
-_APPS = ("clips_", "fd_")  # variables of the apps that come with Ostler, and of descriptors that workers inherit
+_APPS = (
+    "clips_",
+    "models_",
+    "fd_",
+)  # variables of the apps that come with Ostler, and of descriptors that workers inherit
 _SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
 
 
@@ -61,8 +65,12 @@ class EnvSettings:
         None, "a requirements file (a lock file is one too), or a list of lines as in such a file"
     )
     constraints: str | None = _setting(None, "a constraints file: versions of whatever is installed come from there")
+    no_deps: tuple[str, ...] | None = _setting(
+        None, "packages that are installed after the others, without what they say that they need"
+    )
     index: str | None = _setting(None, "the package index to use instead of PyPI")
     extra_index: tuple[str, ...] | None = _setting(None, "further package indexes: one, or a list")
+    installer: str | None = _setting(None, "uv or pip; default: uv where it is found, else pip")
     path: str | None = _setting(
         None, "an environment of your own, which Ostler uses but neither builds nor removes; excludes all other keys"
     )
@@ -308,6 +316,8 @@ def described(name: str, table: Any, folder: Path, source: str) -> EnvSettings:
     if "path" in values and len(values) > 1:
         other = min(values.keys() - {"path"})
         raise ConfigError(f"{source}: path names an environment of your own, so {other} cannot be given with it")
+    if values.get("installer", "pip") not in ("pip", "uv"):
+        raise ConfigError(f"{source}: installer must be pip or uv, found {values['installer']!r}")
     python = values.get("python", "")
     if python and "/" not in python and not _VERSION.fullmatch(python):
         raise ConfigError(
@@ -325,14 +335,14 @@ def _of_env(key: str, value: Any, source: str) -> Any:
         close = _close_matches(key, list(ENV_KEYS), 0.6)
         hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(ENV_KEYS)}"
         raise ConfigError(f"{source}: {key!r} is not a key of an environment; {hint}")
-    lines = key in ("requirements", "extra_index")
+    lines = key in ("requirements", "extra_index", "no_deps")
     if lines and isinstance(value, list | tuple) and all(isinstance(v, str) and v.strip() for v in value):
         return tuple(v.strip() for v in value)
     if isinstance(value, Path):
         value = str(value)
     if not isinstance(value, str) or not value.strip():
         raise ConfigError(f"{source}: {key} must be text{' or a list of texts' if lines else ''}, found {value!r}")
-    return (value.strip(),) if key == "extra_index" else value.strip()
+    return (value.strip(),) if key in ("extra_index", "no_deps") else value.strip()
 
 
 def _from_environment(values: dict[str, Any], pools: dict[str, dict[str, Any]], environ: Mapping[str, str]) -> None:

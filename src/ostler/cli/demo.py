@@ -29,12 +29,15 @@ _MARK = "made-by-demo"  # a directory without this is never deleted
 
 
 @click.command()
+@click.argument("what", type=click.Choice(["clips", "models"]), default="clips")
 @click.option(
     "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; made anew each time."
 )
 @click.option("--port", default=0, help="Port to listen on (default: any free one).")
-def demo(data: str, port: int) -> None:
+def demo(what: str, data: str, port: int) -> None:
     """Show what Ostler does: cut clips with ffmpeg on real workers, kill one with SIGKILL, and watch the recovery.
+
+    With `models`: call real models cold and warm, let two of them share a GPU that holds one, kill one in the middle of a call.
 
     At a terminal the node stays up for a look until Ctrl-C; otherwise it ends by itself.
     """
@@ -45,8 +48,14 @@ def demo(data: str, port: int) -> None:
     if folder.exists() and not (folder / _MARK).exists():
         raise ConfigError(f"{folder} exists and no demo made it; name another with --data")
     shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    (folder / _MARK).touch()
+    if what == "models":
+        _models(known, folder, port)
+        return
     videos = (folder / "videos").absolute()
-    with _node(folder, port, videos) as node:
+    videos.mkdir()
+    with _node(folder, port, "ostler.apps.clips", {"OSTLER_CLIPS_ROOTS": str(videos)}) as node:
         _make_videos(videos)
         url = _until(lambda: node_url(known), node, "the node to start")
         print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
@@ -65,15 +74,29 @@ def demo(data: str, port: int) -> None:
     print("the node has stopped; nothing is left running")
 
 
+def _models(known: Settings, folder: Path, port: int) -> None:
+    from ostler.cli import demo_models  # noqa: PLC0415
+
+    with _node(folder, port, demo_models.TARGET, demo_models.prepare(folder)) as node:
+        url = _until(lambda: node_url(known), node, "the node to start")
+        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        _until(lambda: _healthy(known), node, "its workers")
+        demo_models.run(known, folder)
+        if sys.stdout.isatty():
+            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or call it yourself:")
+            body = '{"payload": {"texts": ["hello"]}}'
+            print(f"  curl {url}/api/v1/calls/embedding -H 'content-type: application/json' -d '{body}'")
+            with contextlib.suppress(KeyboardInterrupt):
+                node.wait()
+    print("the node has stopped; nothing is left running")
+
+
 @contextlib.contextmanager
-def _node(folder: Path, port: int, videos: Path) -> Iterator[subprocess.Popen[bytes]]:
-    videos.mkdir(parents=True)
-    (folder / _MARK).touch()
-    argv = [sys.executable, "-m", "ostler", "up", "ostler.apps.clips", "--data", str(folder), "--port", str(port)]
+def _node(folder: Path, port: int, target: str, variables: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    argv = [sys.executable, "-m", "ostler", "up", target, "--data", str(folder), "--port", str(port)]
     with (folder / "node.log").open("wb") as log:
         env = {k: v for k, v in os.environ.items() if k not in ("OSTLER_STORE", "OSTLER_HOST", "OSTLER_CONFIG")}
-        env["OSTLER_CLIPS_ROOTS"] = str(videos)
-        node = subprocess.Popen(argv, stdout=log, stderr=log, env=env, start_new_session=True)
+        node = subprocess.Popen(argv, stdout=log, stderr=log, env={**env, **variables}, start_new_session=True)
     try:
         yield node
     except KeyboardInterrupt:

@@ -74,6 +74,7 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
         (" ".join(c.argv), c.name, settings.pool(c.name, loaded.pools.get(c.name)).workers)
         for c in loaded.commands.values()
     ]
+    rows += [(f"model {', '.join(m.models) or 'of any id'}", m.name, "on demand") for m in loaded.models.values()]
     show.table(("what", "pool", ">workers"), rows, f"{app} declares nothing yet")
     doubts = warnings(settings, loaded)
     for doubt in doubts:

@@ -47,7 +47,7 @@ def build(
             if fresh and look(settings, app, name).interpreter and not force:
                 tell(f"environment {name!r} is ready; --force builds it again")
             else:
-                _Build(where, name, described, install.find(installer), lock, tell).run()
+                _Build(where, name, described, install.find(installer or described.installer), lock, tell).run()
     except OSError as error:
         raise EnvError(f"environment {name!r} cannot be built: {error}") from error
     return look(settings, app, name)

@@ -21,14 +21,19 @@ class Installer:
 
     def commands(self, described: EnvSettings, target: Path) -> list[list[str]]:
         """What to run, one after another."""
-        python, what = str(target / "bin" / "python"), _what(described)
+        python, places = str(target / "bin" / "python"), _places(described)
         if self.program is not None:
             make = [self.program, "venv", "--python", described.python or sys.executable, str(target)]
-            install = [self.program, "pip", "install", "--python", python, "--compile-bytecode", *what]
+            install = [self.program, "pip", "install", "--python", python, "--compile-bytecode"]
         else:
             make = [_base(described.python), "-m", "venv", str(target)]
-            install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input", *what]
-        return [make, install] if described.requirements else [make]
+            install = [python, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+        steps = [make]
+        if described.requirements:
+            steps.append([*install, *places, *_lines(described.requirements)])
+        if described.no_deps:
+            steps.append([*install, *places, "--no-deps", *_lines(described.no_deps)])
+        return steps
 
 
 def find(wanted: str | None) -> Installer:
@@ -43,8 +48,8 @@ def find(wanted: str | None) -> Installer:
     return Installer("pip")
 
 
-def _what(described: EnvSettings) -> list[str]:
-    """The installer's arguments: pip and uv take the same."""
+def _places(described: EnvSettings) -> list[str]:
+    """Where packages and their versions come from, as arguments: pip and uv take the same."""
     found: list[str] = []
     if described.index:
         found += ["--index-url", described.index]
@@ -52,9 +57,15 @@ def _what(described: EnvSettings) -> list[str]:
         found += ["--extra-index-url", url]
     if described.constraints:
         found += ["-c", _existing(described.constraints, "constraints")]
-    if isinstance(described.requirements, str):
-        return [*found, "-r", _existing(described.requirements, "requirements")]
-    for line in described.requirements or ():
+    return found
+
+
+def _lines(lines: str | tuple[str, ...]) -> list[str]:
+    """What is installed, as arguments: a file, or lines as in such a file."""
+    if isinstance(lines, str):
+        return ["-r", _existing(lines, "requirements")]
+    found: list[str] = []
+    for line in lines:
         if not line.startswith("#"):
             found += shlex.split(line) if line.startswith("-") else [line]
     return found

@@ -229,6 +229,8 @@ def digest(described: EnvSettings) -> str:
     )
     fixed = _file(Path(described.constraints), set()) if described.constraints else None
     whole = [described.python, written, fixed, described.index, described.extra_index]
+    if described.no_deps:
+        whole.append(described.no_deps)
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:32]
 
 

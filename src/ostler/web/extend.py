@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from collections.abc import AsyncGenerator
+from typing import Any, Unpack
 
+from ostler.calls.calling import Wishes
+from ostler.calls.client import Caller
+from ostler.calls.exchange import Answer
 from ostler.config import Settings
 from ostler.jobs import results
 from ostler.jobs.producer import prepare
@@ -18,10 +23,28 @@ class NodeApi:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        # Calls go to this node, also where programs beside it would be told another.
+        self._caller = Caller(lambda: dataclasses.replace(context.settings, url=""))
 
     @property
     def settings(self) -> Settings:
         return self._context.settings
+
+    async def call(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Answer:
+        """Call a model of this node, as `app.answer` does; raises CallError, which is the API's own answer where it is let pass."""
+        return await self._caller.answer(self._caller.ask(task, model, payload, wishes))
+
+    def stream(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> AsyncGenerator[Any, None]:
+        """Call a model of this node that streams; its items as they come."""
+        return self._caller.stream(self._caller.ask(task, model, payload, wishes))
+
+    def models(self) -> dict[str, dict[str, Any]]:
+        """The models that can be called, by "task:id", as `GET /api/v1/health` shows them; from memory."""
+        return self._context.models()
+
+    def gpu_lock_held(self) -> bool:
+        """In exclusive mode, whether a call has the GPUs."""
+        return bool(self._context.gpu_lock())
 
     @property
     def results(self) -> Results:
