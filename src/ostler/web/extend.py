@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
-from ostler.calls.calling import Wishes
+from ostler.calls.calling import CallOptions
 from ostler.calls.client import Caller
 from ostler.calls.exchange import Answer
 from ostler.config import Settings
@@ -30,11 +30,13 @@ class NodeApi:
     def settings(self) -> Settings:
         return self._context.settings
 
-    async def call(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> Answer:
+    async def call(self, task: str, model: str | None, payload: Any, **wishes: Unpack[CallOptions]) -> Answer:
         """Call a model of this node, as `app.answer` does; raises CallError, which is the API's own answer where it is let pass."""
         return await self._caller.answer(self._caller.ask(task, model, payload, wishes))
 
-    def stream(self, task: str, model: str | None, payload: Any, **wishes: Unpack[Wishes]) -> AsyncGenerator[Any, None]:
+    def stream(
+        self, task: str, model: str | None, payload: Any, **wishes: Unpack[CallOptions]
+    ) -> AsyncGenerator[Any, None]:
         """Call a model of this node that streams; its items as they come."""
         return self._caller.stream(self._caller.ask(task, model, payload, wishes))
 

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from ostler import Body, NotFound, PayloadTooLarge
 from ostler.apps.models import shapes
 from ostler.calls.body import read_form
-from ostler.calls.calling import Wishes
+from ostler.calls.calling import CallOptions
 from ostler.calls.exchange import Answer
 from ostler.calls.request import BadRequest
 from ostler.errors import BadArguments
@@ -155,9 +155,9 @@ async def _file(request: Request, name: str, shape: type[BaseModel], most: int) 
     return named or default, Body(data, kind)
 
 
-def _wishes(request: Request) -> Wishes:
+def _wishes(request: Request) -> CallOptions:
     """What is asked for beside the call itself, in the headers that a call has."""
-    found: Wishes = {}
+    found: CallOptions = {}
     if (timeout := request.headers.get("x-ostler-timeout")) is not None:
         found["timeout"] = timeout
     if (keep := request.headers.get("x-ostler-keep-alive")) is not None:
