@@ -19,7 +19,7 @@ demo: setup
 	$(BIN)/ostler demo
 
 test: setup system
-	$(BIN)/python -m pytest -m "not soak and not models" -n 2 --dist loadfile
+	scripts/test
 
 # Installs torch, twice: the environments of the models that need it are built in .venv-models.
 test-models: setup
