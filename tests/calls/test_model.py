@@ -75,7 +75,7 @@ def test_the_defaults_are_the_documented_ones() -> None:
         one.connections,
         declared(Batched, batch=8).common.connections,
         declared(concurrency=3).common.connections,
-    ) == (1, 8, 3)
+    ) == (1, 16, 3)
 
 
 @pytest.mark.parametrize(

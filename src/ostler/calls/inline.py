@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ostler.calls import answer
+from ostler.calls.batching import Batching
 from ostler.calls.current import Batch, Call, running
 from ostler.calls.request import BadRequest, Request
 from ostler.calls.serving import Connection, HungUp, Service, show
@@ -87,7 +88,7 @@ class Inline:
     """Serves on the main thread: one call after another, or batches of those that wait."""
 
     def __init__(self, service: Service, model: Any, batch: int, wait: float) -> None:
-        self._service, self._batch, self._wait = service, batch, wait
+        self._service, self._batch = service, batch
         self._infer: Callable[[Any], Any] = model.infer if batch == 1 else model.infer_batch
         self._epoll = select.epoll()
         self._woken, self._waker = os.pipe()
@@ -97,7 +98,7 @@ class Inline:
         self._arrived: deque[Connection] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[Connection, Request, Call]] = deque()
-        self._last = 1  # size of the last batch
+        self._batching = Batching(batch, wait)
 
     # ---- from other threads
 
@@ -192,6 +193,7 @@ class Inline:
             call = self._service.begin(connection, request)
             if self._batch > 1 and call.speech is None:
                 self._waiting.append((connection, request, call))
+                self._batching.came(time.monotonic())
                 return
             made = infer(self._service, connection, request, call, self._infer)
             self._answer(connection, call, made)
@@ -258,13 +260,15 @@ class Inline:
     # ---- batches
 
     def _gather(self) -> None:
-        """Under load, wait a little for a fuller batch; a call that comes alone never waits."""
-        until = time.monotonic() + self._wait
-        while self._wait and self._last > 1 and len(self._waiting) < self._batch and not self._service.draining:
-            left = until - time.monotonic()
-            if left <= 0:
+        """Under load, wait for a fuller batch where that pays; a call that comes alone never waits."""
+        first = now = time.monotonic()
+        while not self._service.draining and (left := self._batching.patience(len(self._waiting), first, now)) > 0:
+            before = len(self._waiting)
+            events = self._epoll.poll(left)
+            now = time.monotonic()
+            if not events and len(self._waiting) == before:
                 return
-            for descriptor, _ in self._epoll.poll(left):
+            for descriptor, _ in events:
                 connection = self._connections.get(descriptor)
                 if connection is not None:
                     self._attend(connection)
@@ -273,8 +277,9 @@ class Inline:
 
     def _run_batch(self) -> None:
         taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
-        self._last = len(taken)
+        began = time.monotonic()
         outcomes = run_batch(self._service, [(request, call) for _, request, call in taken], self._infer)
+        self._batching.ran(len(taken), time.monotonic() - began)
         for (connection, _, call), made in zip(taken, outcomes):
             try:
                 self._answer(connection, call, made)

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ostler.calls import answer
+from ostler.calls.batching import Batching
 from ostler.calls.current import Batch, Call, running
 from ostler.calls.inline import paired, settled
 from ostler.calls.request import BadRequest, Request
@@ -23,13 +24,14 @@ class Looped:
         self, service: Service, model: Any, loop: asyncio.AbstractEventLoop, concurrency: int, batch: int, wait: float
     ) -> None:
         self.service, self.loop = service, loop
-        self._model, self._batch, self._wait = model, batch, wait
+        self._model, self._batch = model, batch
         self._concurrency = concurrency
         self._slots: asyncio.Semaphore
         self._protocols: set[_Protocol] = set()
         self._waiting: deque[tuple[_Protocol, Request, Call]] = deque()
         self._batching: asyncio.Task[None] | None = None
-        self._last = 1
+        self._decides = Batching(batch, wait)
+        self._more: asyncio.Event
 
     # ---- from other threads
 
@@ -51,6 +53,7 @@ class Looped:
 
     async def _serve(self) -> None:
         self._slots, self._done = asyncio.Semaphore(self._concurrency), asyncio.Event()
+        self._more = asyncio.Event()
         self._look()
         await self._done.wait()
 
@@ -78,6 +81,8 @@ class Looped:
         """Start a call, or have it wait for its batch."""
         if self._batch > 1 and call.speech is None:
             self._waiting.append((protocol, request, call))
+            self._decides.came(self.loop.time())
+            self._more.set()
             if self._batching is None:
                 self._batching = self.loop.create_task(self._batches())
             return
@@ -141,14 +146,26 @@ class Looped:
     async def _batches(self) -> None:
         try:
             while self._waiting:
-                # Under load, wait a little for a fuller batch; a call that comes alone never waits.
-                fuller = self._last > 1 and len(self._waiting) < self._batch
-                await asyncio.sleep(self._wait if fuller else 0)
+                await asyncio.sleep(0)
+                await self._gather()
                 taken = [self._waiting.popleft() for _ in range(min(self._batch, len(self._waiting)))]
-                self._last = len(taken)
+                began = self.loop.time()
                 await self._run(taken)
+                self._decides.ran(len(taken), self.loop.time() - began)
         finally:
             self._batching = None
+
+    async def _gather(self) -> None:
+        """Under load, wait for a fuller batch where that pays; a call that comes alone never waits."""
+        first = self.loop.time()
+        while (left := self._decides.patience(len(self._waiting), first, self.loop.time())) > 0:
+            before = len(self._waiting)
+            self._more.clear()
+            try:
+                await asyncio.wait_for(self._more.wait(), left)
+            except asyncio.TimeoutError:
+                if len(self._waiting) == before:
+                    return
 
     async def _run(self, taken: list[tuple[_Protocol, Request, Call]]) -> None:
         ready: list[tuple[_Protocol, Call, Any]] = []

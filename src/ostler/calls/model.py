@@ -71,8 +71,8 @@ class ModelOptions:
 
     @property
     def connections(self) -> int:
-        """How many calls one worker can use at once."""
-        return max(self.concurrency, self.batch)
+        """How many calls one worker can use at once. While a batch runs, the next one gathers in front of it."""
+        return self.concurrency if self.batch == 1 else 2 * self.batch
 
 
 _FIELDS = {f.name: f for f in dataclasses.fields(ModelOptions)}
