@@ -329,8 +329,9 @@ def _tolerant(node: Node, task: str, model: str) -> Any:
 
 
 @pytest.mark.parametrize("when", ["starting", "ready", "busy", "streaming", "leaving"])
-def test_nothing_survives_a_sigkill_of_the_node(make_node, tmp_path: Path, when: str) -> None:
-    for turn in range(4):
+@pytest.mark.parametrize("turns", [2, pytest.param(20, marks=pytest.mark.soak)])
+def test_nothing_survives_a_sigkill_of_the_node(make_node, tmp_path: Path, when: str, turns: int) -> None:
+    for turn in range(turns):
         go = tmp_path / f"go{turn}"
         node = make_node(app=MODELS, HEAVY_GO=str(go))
         threads: list[Any] = []
