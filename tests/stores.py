@@ -9,6 +9,8 @@ from typing import Any, Iterator
 
 import pytest
 
+import psycopg
+
 from ostler.store import Store
 from tests.servers import Server
 
@@ -70,9 +72,17 @@ def locked(store: Store) -> Iterator[None]:
     else:
         execute = store.db._connection().execute
         tables = execute("SELECT schemaname || '.' || tablename FROM pg_tables WHERE schemaname = 'ostler'")
-        execute("BEGIN")
-        execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # it is held for as long as a test wants
-        execute(f"LOCK TABLE {', '.join(sorted(name for (name,) in tables))} IN EXCLUSIVE MODE")
+        names = ", ".join(sorted(name for (name,) in tables))
+        for left in range(20, -1, -1):
+            execute("BEGIN")
+            execute("SET LOCAL idle_in_transaction_session_timeout = 0")  # it is held for as long as a test wants
+            try:
+                execute(f"LOCK TABLE {names} IN EXCLUSIVE MODE")
+                break
+            except psycopg.errors.DeadlockDetected:  # a node that writes takes them in another order
+                execute("ROLLBACK")
+                if not left:
+                    raise
     try:
         yield
     finally:

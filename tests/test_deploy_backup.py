@@ -44,7 +44,7 @@ def by_vacuum(source: Path, target: Path) -> None:
     here.close()
 
 
-@pytest.mark.parametrize("take", [by_backup, by_vacuum])
+@pytest.mark.parametrize("take", [by_backup, pytest.param(by_vacuum, marks=pytest.mark.soak)])
 def test_a_backup_of_a_running_node_is_restored_without_losing_or_mixing_up_a_job(
     make_node, tmp_path: Path, take
 ) -> None:

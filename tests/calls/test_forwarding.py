@@ -106,7 +106,8 @@ def test_a_node_that_dies_costs_a_typed_error_at_most_and_the_next_call_is_serve
     until(begun.exists, "the call to run on a")
     pair.a.kill()
     status, body = asking.result()
-    assert (status, body["error"]["code"]) == (502, "NODE_LOST"), body
+    # Its worker may die before its plane, which then still tells.
+    assert status == 502 and body["error"]["code"] in ("NODE_LOST", "WORKER_DIED"), body
     assert where(pair.b, "pids") == "b"
 
 

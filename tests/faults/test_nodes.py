@@ -195,6 +195,7 @@ def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
         "--pool",
         "other=1",
         OSTLER_HEARTBEAT_INTERVAL="0.3",
+        OSTLER_NODE_LEASE="4",  # for so long after its start it declares nobody dead
     )
     node.post("/api/v1/pools/work/pause")
     with node.open_store() as store:
