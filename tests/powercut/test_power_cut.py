@@ -306,7 +306,7 @@ def restart(image: Image, folder: Path, make_node: Any) -> None:
 def test_a_node_that_starts_after_a_power_cut_ends_every_job(surveyed: Survey, tmp_path: Path, make_node) -> None:
     images = usable(surveyed)
     assert len(images) >= 3
-    for number, image in enumerate((images[len(images) // 2], images[-1])):
+    for number, image in enumerate((images[len(images) // 2],)):
         restart(image, tmp_path / str(number), make_node)
 
 
