@@ -66,6 +66,7 @@ class Call:
         self.clock: Timer | None = None
         self.sent_at = 0.0
         self.tried = False
+        self.kills = False  # its worker may be killed when it is cancelled and does not end
         self.target: bytes | None = None  # at a server: the path and query that it gets
         self.came, self.sent = time.monotonic(), 0.0  # for its record: the loop's clock has milliseconds
         self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
@@ -87,7 +88,7 @@ def read_wishes(call: Call, task: Task) -> Refuse | None:
         return Refuse(400, "BAD_REQUEST_ID", "x-request-id may have 1 to 128 printable ASCII characters without spaces")
     call.id = given or b"%016x" % random.getrandbits(64)
     told = task.told(call.key[1])
-    call.timeout = float(told["timeout"])
+    call.timeout, call.kills = float(told["timeout"]), told["kill_on_cancel"]
     patience = call.timeout + float(told["startup"])
     for name, is_patience in ((b"x-ostler-timeout", True), (b"x-ostler-keep-alive", False)):
         said = as_text(request.get(name))

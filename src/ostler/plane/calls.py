@@ -264,7 +264,7 @@ class Calls:
             return why
         line = self.leases.lines.get(key)
         terms = self._terms(key) if line is None else line.terms
-        call = request.note = Call(self, request, key, self._loop.time())
+        call = Call(self, request, key, self._loop.time())
         if task.path is not None:
             call.target = target_at(request, task.path) if request.path.startswith(PATH) else request.target
         if why := read_wishes(call, task):
@@ -395,13 +395,11 @@ class Calls:
             ended=lambda _, how: self._ended(call, how),
             max_body=self._max_body,
             lingers=True,
-            left=self._impatient if self.tasks[call.key[0]].told(call.key[1])["kill_on_cancel"] else None,
+            left=(lambda _: self._impatient(call)) if call.kills else None,
         )
 
-    def _impatient(self, request: Request) -> None:
+    def _impatient(self, call: Call) -> None:
         """Its caller has gone, and the model was told. Where it may be killed for that, it gets a moment to end by itself."""
-        call = request.note
-        assert isinstance(call, Call)
         self._loop.call_later(_CANCEL_GRACE, self._still_there, call)
 
     def _still_there(self, call: Call) -> None:

@@ -61,7 +61,6 @@ class Request:
     gone: Callable[[Request], None] | None = None
     """Called when the client goes away while no plan runs: set it before you return None from a route."""
     inner = b"/infer"  # where a worker takes it
-    note: object = None  # whatever a route wants to remember of it
     seen: Seen | None = None  # its head came before
     passes = True  # an answer that is whole in one read is taken as it is
     _first: dict[bytes, bytes] | None = None
@@ -380,6 +379,9 @@ class Request:
 
     def finished(self, trailers: Headers) -> None:
         plan, self._link = self._plan, None
+        self._plan = self.gone = (
+            None  # they lead back here: what is over is free at once, not when garbage is collected
+        )
         if self._client.is_tunnel:
             self.flush()
             self.is_over = True
@@ -575,5 +577,6 @@ class Request:
 
     def finish(self) -> None:
         """The answer is whole."""
+        self._plan = self.gone = None
         if not self.is_over:
             self._close_body([])
