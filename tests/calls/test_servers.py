@@ -127,6 +127,11 @@ def test_a_cancelled_call_that_does_not_end_takes_its_worker_along_where_that_is
     until(lambda: (tmp_path / "again").exists(), "the next call to run in a new process")
     (tmp_path / "now").touch()
     assert second.result()[0] == 200
+    shown = node.worker("worker:deaf:0")
+    assert (shown["generation"], shown["restart_count"]) == (2, 0), (
+        "what a caller cancels says nothing against the model"
+    )
+    assert "a cancelled call did not end" in node.log() or "kill_on_cancel" in node.log()
 
 
 def test_in_exclusive_mode_loads_and_calls_take_turns(make_node, tmp_path: Path) -> None:

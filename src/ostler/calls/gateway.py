@@ -4,14 +4,14 @@ The plane says which models are wanted and which have been idle for long enough;
 and the plane hears where they serve. A warm call touches nothing of this.
 
     plane -> node                                          node -> plane
-    ["want", task, model, replica]                         ["catalog", {access, max_body, tasks}]   at its start
+    ["want", task, model, replica]                         ["catalog", {access, max_body, exclusive, tasks}]   at its start and on change
     ["idle", task, model, replica, generation]             ["up", task, model, replica, generation, socket]
     ["closed", task, model, replica, generation]           ["down", task, model, replica, generation, reason, last lines]
-    ["kill", task, model, replica, generation, why]        ["fail", task, model, reason, seconds | null]
+    ["kill", task, model, replica, generation, reason, why]   ["fail", task, model, reason, seconds | null]
     ["served", {component: calls}]                         ["close", task, model, replica, generation]
     ["kept" | "freed", task, model, replica, generation]   ["evict", task, model, replica, generation]
-    ["facts", {…}]                                         ["state", task, model, replica, text]
-    ["calls", rows, left out, tallies]    ended calls: see records.py
+    ["facts", {…}, whether a call has its turn]            ["state", task, model, replica, text]
+    ["calls", rows, left out, tallies]                     ["peers", {own, secret, here, peers}]    see places.py
 """
 
 from __future__ import annotations
@@ -206,10 +206,9 @@ class Gateway:
                 if worker := self._worker(task, model, replica, generation):
                     self._open.discard(worker)
                     self.supervisor.wake()
-            case ["kill", str(task), str(model), int(replica), int(generation), str(why)]:
+            case ["kill", str(task), str(model), int(replica), int(generation), str(reason), str(why)]:
                 if worker := self._worker(task, model, replica, generation):
-                    log.error("%s is killed: %s", worker.component, why)
-                    self.supervisor.kill(worker, "call-deadline")
+                    self._kill(worker, reason, why)
             case ["kept" | "freed" as said, str(task), str(model), int(replica), int(generation)]:
                 self._evicted(said, self._worker(task, model, replica, generation))
             case ["served", dict(served)]:
@@ -221,6 +220,14 @@ class Gateway:
                 self.records.take(rows, left_out, tallies)
             case _:
                 log.warning("the data plane said something that is not understood: %r", frame[:1])
+
+    def _kill(self, worker: Worker, reason: str, why: str) -> None:
+        """A call is stuck in it. That a caller has cancelled says nothing against the model, and nobody wants another one for it."""
+        log.error("%s is killed: %s", worker.component, why)
+        cancelled = reason == "call-cancelled"
+        if cancelled:
+            self.supervisor.stop_slot(worker.slot)
+        self.supervisor.kill(worker, reason, on_purpose=cancelled)
 
     def _say(self, *frame: object) -> None:
         self.records.said(frame)

@@ -236,7 +236,7 @@ class Parking:
         wanted = worker in self._wanted
         self._forget(worker)
         if which == "wake":
-            self._gateway.supervisor.kill(worker, "park", on_purpose=True)
+            self._gateway.supervisor.kill(worker, "not-woken", on_purpose=True)
         elif wanted:
             self._gateway.is_awake(worker)
         else:
@@ -248,7 +248,7 @@ class Parking:
             return
         self._forget(worker)
         self._gateway.supervisor.stop_slot(worker.slot)
-        self._gateway.supervisor.kill(worker, "shutdown", on_purpose=True)
+        self._gateway.supervisor.kill(worker, "parked", on_purpose=True)
 
     def evict(self, worker: Worker, short_of: str) -> bool:
         """Others need memory. Whether the worker is one of ours: then it is seen to."""

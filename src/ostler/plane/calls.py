@@ -410,7 +410,7 @@ class Calls:
             self._loop.call_later(_CANCEL_GRACE, self._still_there, call)
             return
         why = f"call {call.id.decode()} was cancelled and did not end within {_CANCEL_GRACE:g} s (kill_on_cancel)"
-        self._say("kill", *call.key, place.replica, place.generation, why)
+        self._say("kill", *call.key, place.replica, place.generation, "call-cancelled", why)
         self.leases.close(call.key, place.replica, place.generation)
 
     def _release(self, call: Call, *, answered: bool) -> Place:
@@ -460,7 +460,9 @@ class Calls:
     def _unheard(self, place: Place) -> None:
         """A worker whose connections break is dead, and the node has said so by now. If not, it is of no use."""
         if place.line.closing.get(place.replica) == place.generation:
-            self._say("kill", *place.line.key, place.replica, place.generation, "it breaks its connections")
+            self._say(
+                "kill", *place.line.key, place.replica, place.generation, "unreachable", "it breaks its connections"
+            )
 
     def _overdue(self, call: Call) -> None:
         """The call has not been answered in time: the client is told. A worker that has had all its time is stuck, and is killed."""
@@ -475,7 +477,7 @@ class Calls:
             message = f"{call.key[0]} {call.key[1]!r} did not answer within the {call.deadline - call.asked:g} s that were asked for"
         else:
             why = f"call {call.id.decode()} took more than {call.timeout:g} s"
-            self._say("kill", *call.key, place.replica, place.generation, why)
+            self._say("kill", *call.key, place.replica, place.generation, "call-deadline", why)
             self.leases.close(call.key, place.replica, place.generation)
             message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was ended"
         call.request.abandon(failure(504, "DEADLINE", message, call))
