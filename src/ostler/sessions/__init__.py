@@ -1,0 +1,1 @@
+"""Sessions: long-lived connections to workers, relayed by the data plane. docs/sessions.md explains them."""
