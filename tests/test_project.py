@@ -35,7 +35,7 @@ LAYERS = [
     {"config", "errors", "events", "loading", "names", "parts"},
 ]
 # Programs of their own, like the CLI: they may load an app.
-PROGRAMS = {"jobs/runner.py", "calls/running.py"}
+PROGRAMS = {"jobs/runner.py", "calls/running.py", "sessions/worker.py"}
 RANK = {name: number for number, names in enumerate(LAYERS) for name in names}
 
 
@@ -77,7 +77,7 @@ def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
         "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
-        "ConfigError", "Conflict", "Fail", "InputError", "Job", "JobId", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobId", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
         "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)

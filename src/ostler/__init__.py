@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ostler.calls.body import Body
     from ostler.calls.current import cancelled, deadline, loading_progress
     from ostler.jobs.results import LostClaim, Published
+    from ostler.sessions.spec import Endpoint
 
 __version__ = "0.1.0"
 
@@ -46,6 +47,7 @@ __all__ = [
     "Chain",
     "ConfigError",
     "Conflict",
+    "Endpoint",
     "Fail",
     "InputError",
     "Job",
@@ -72,6 +74,7 @@ __all__ = [
 
 _LATER = {
     "Body": "ostler.calls.body",
+    "Endpoint": "ostler.sessions.spec",
     "LostClaim": "ostler.jobs.results",
     "Published": "ostler.jobs.results",
     "cancelled": "ostler.calls.current",

@@ -1,4 +1,4 @@
-"""What a user's file declares: jobs, models, pools and commands. Importing it starts nothing and loads no third-party module."""
+"""What a user's file declares: jobs, models, sessions, pools and commands. Importing it starts nothing and loads no third-party module."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from ostler.jobs import signature
 from ostler.jobs.handle import Job
 from ostler.jobs.options import check
 from ostler.names import pool_name
+from ostler.sessions import spec as sessions_of
+from ostler.sessions.spec import Options as SessionOptions
+from ostler.sessions.spec import SessionSpec
 
 # Loaded where they are needed: each model's worker imports this module, and is to be there soon.
 if TYPE_CHECKING:
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 C = TypeVar("C", bound=type)
+S = TypeVar("S", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,7 @@ class Ostler(Calling):
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
     commands: dict[str, Command] = field(default_factory=dict, init=False)
     models: dict[str, ModelSpec] = field(default_factory=dict, init=False)
+    session_pools: dict[str, SessionSpec] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
     envs: dict[str, EnvSettings] = field(default_factory=dict, init=False)
     target: str = field(default="", init=False)  # by what name it was loaded
@@ -222,9 +227,9 @@ class Ostler(Calling):
             check(f"job {called!r}", options)
         except BadArguments as error:
             raise ConfigError(str(error)) from None
-        if pool_name(queue) in self.commands or queue in self.models:
-            kind = "command" if queue in self.commands else "model"
-            raise ConfigError(f"{queue!r} is already the name of a {kind}; a job's queue needs another name")
+        pool_name(queue)
+        if kind := self._taken(queue):
+            raise ConfigError(f"{queue!r} is already the name of {kind}; a job's queue needs another name")
         parameters = signature.describe(function)
         row = {
             "name": called,
@@ -463,13 +468,70 @@ class Ostler(Calling):
             path=path,
         )
 
+    def sessions(
+        self,
+        name: str,
+        *,
+        workers: int | None = None,
+        limits: Mapping[str, Any] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> Callable[[S], S]:
+        """Declare a pool whose workers hold sessions: long-lived connections, which clients open at `ws://NODE/sessions/NAME`.
+
+        The decorated class has `start(self, worker)`, which returns the worker's endpoint, and where needed `open`, `close`, `probe`,
+        `view` and `stop`; an async function that yields its endpoint is the short form. docs/sessions.md explains the options: slots,
+        lifetime, margin, line, line_wait, idle, longest, ping, drain, probe, slow_ms, sticky, redirect, protocol, serves, versions,
+        product, memory_mb, env. `limits` are those of `app.pool`, such as `recycle_age`.
+        """
+
+        def declare(target: S) -> S:
+            self._check_free(name)
+            self.session_pools[name] = sessions_of.declare(name, target, options)
+            self.pool(name, workers=workers, **(limits or {}))
+            return target
+
+        if not isinstance(name, str):
+            raise ConfigError('write @app.sessions("name") with the name of the pool')
+        return declare
+
+    def endpoint(
+        self,
+        name: str,
+        argv: Sequence[str],
+        *,
+        ready: str | None = "tcp:",
+        workers: int | None = None,
+        variables: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+        path: str = "/",
+        limits: Mapping[str, Any] | None = None,
+        **options: Unpack[SessionOptions],
+    ) -> None:
+        """Declare a pool of sessions that any program serves over WebSocket (or TCP), with the options of `app.sessions`.
+
+        `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{n}` the worker's number. `ready` is
+        http:/path or tcp: there, or one of the probes of `app.command`. `path` is where it takes the upgrade.
+        """
+        self._check_free(name)
+        self.session_pools[name] = sessions_of.declare_program(
+            name, argv, ready, options, variables=variables, cwd=cwd, path=path
+        )
+        self.pool(name, workers=workers, **(limits or {}))
+
     def _check_free(self, name: str) -> None:
-        """A name of a pool is used once: by a queue, a command or a model."""
-        for kind, taken in (("command", self.commands), ("model", self.models)):
-            if name in taken:
-                raise ConfigError(f"{name!r} is already the name of a {kind}")
+        """A name of a pool is used once: by a queue, a command, a model or sessions."""
+        if kind := self._taken(name):
+            raise ConfigError(f"{name!r} is already the name of {kind}")
         if any(task.queue == name for task in self.tasks.values()):
             raise ConfigError(f"{name!r} is already the name of a job's queue")
+
+    def _taken(self, name: str) -> str | None:
+        taken: dict[str, Mapping[str, Any]] = {
+            "a command": self.commands,
+            "a model": self.models,
+            "sessions": self.session_pools,
+        }
+        return next((kind for kind, names in taken.items() if name in names), None)
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Add routes of the app's own to the node's HTTP server: a function that takes an `ostler.web.extend.NodeApi` and returns a

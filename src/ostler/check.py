@@ -11,6 +11,7 @@ from ostler.config import Settings
 from ostler.envs.run import JOBS
 from ostler.errors import ConfigError, InputError
 from ostler.jobs import schedule
+from ostler.sessions.spec import SessionSpec
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")
 
@@ -18,16 +19,16 @@ _PLACE = re.compile(r"\{([a-z_]+)\}")
 def check_app(settings: Settings, app: Ostler, target: str) -> None:
     """Raise ConfigError with one sentence unless a node can be started."""
     queues = sorted({task.queue for task in app.tasks.values()})
-    known = [*queues, *app.commands, *app.models]
+    known = [*queues, *app.commands, *app.models, *app.session_pools]
     shown = ", ".join(known) or "none"
     if unknown := settings.pools.keys() - set(known):
         name = min(unknown)
         raise ConfigError(
-            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue, command or model; known are: {shown}"
+            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue, command, model or sessions; known are: {shown}"
         )
     if unused := app.pools.keys() - set(known):
         raise ConfigError(
-            f"{target} sizes pool {min(unused)!r}, but declares no such queue, command or model; known are: {shown}"
+            f"{target} sizes pool {min(unused)!r}, but declares no such queue, command, model or sessions; known are: {shown}"
         )
     if nowhere := app.queues.keys() - set(queues):
         raise ConfigError(
@@ -35,6 +36,8 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
         )
     for name in known:
         config.check_pool(settings, name, settings.pool(name, app.pools.get(name)))
+    for name in known:
+        _check_sessions(settings, app, name)
     for command in app.commands.values():
         _check_command(command)
         if settings.pool(command.name, app.pools.get(command.name)).env is not None:
@@ -48,6 +51,26 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
             step.waiting()
         except InputError as error:
             raise ConfigError(f"schedule {name!r}: {error}") from None
+
+
+def _check_sessions(settings: Settings, app: Ostler, name: str) -> None:
+    """Settings of sessions are for sessions; and they must fit."""
+    if name in app.session_pools:
+        session_spec(settings, app, name)
+        return
+    own = settings.pools.get(name)
+    if wrong := [key for key in config.SESSION_KEYS if own is not None and getattr(own, key) is not None]:
+        raise ConfigError(f"pools.{name}.{wrong[0]} is a setting of sessions, and {name!r} has none")
+
+
+def session_spec(settings: Settings, app: Ostler, name: str) -> SessionSpec:
+    """A declared pool of sessions, with what the settings say of it. Raises ConfigError."""
+    pool = settings.pool(name, app.pools.get(name))
+    spec = app.session_pools[name].with_options(**{key: getattr(pool, key) for key in config.SESSION_KEYS})
+    if (env := pool.env or spec.options.env) is not None:
+        envs.interpreter(settings, app, env, JOBS)
+        spec = spec.with_options(env=env)
+    return spec
 
 
 def env_of(settings: Settings, app: Ostler, queue: str) -> str | None:
@@ -65,7 +88,8 @@ def _check_command(command: Command) -> None:
 
 def warnings(settings: Settings, app: Ostler) -> list[str]:
     """What may be meant, but looks like a mistake."""
-    found = [] if app.tasks or app.commands or app.models else ["it declares no job, no command and no model"]
+    declares = app.tasks or app.commands or app.models or app.session_pools
+    found = [] if declares else ["it declares no job, no command, no model and no sessions"]
     names = [*sorted({task.queue for task in app.tasks.values()}), *app.commands]
     found += [f"pool {name!r} has no workers" for name in names if not settings.pool(name, app.pools.get(name)).workers]
     for command in app.commands.values():

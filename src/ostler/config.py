@@ -52,6 +52,14 @@ class PoolSettings:
     recycle_warm: bool | None = _setting(None, "start the replacement before the old worker leaves")
     high_watermark: int | None = _setting(None, "backpressure: hold the queue above so many ready jobs; 0: off")
     env: str | None = _setting(None, "the environment that the queue's workers run in; default: the node's own")
+    slots: int | None = _setting(None, "sessions: how many one worker holds at once")
+    lifetime: int | None = _setting(None, "sessions: a worker is replaced after so many; 0: never")
+    line: int | None = _setting(None, "sessions: how many clients may wait for a slot; more are refused")
+    line_wait: float | None = _setting(None, "sessions: the longest wait for a slot, in seconds")
+    idle: float | None = _setting(None, "sessions: one without a byte either way ends after so many seconds; 0: never")
+    longest: float | None = _setting(None, "sessions: one ends after so many seconds in all; 0: never")
+    drain: float | None = _setting(None, "sessions: seconds that they get to end when their worker leaves")
+    redirect: bool | None = _setting(None, "sessions: send clients to the worker itself instead of relaying them")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +244,8 @@ class Settings:
         return replace(declared, **values, folder=declared.folder if own.requirements is None else own.folder)
 
 
+SESSION_KEYS = ("slots", "lifetime", "line", "line_wait", "idle", "longest", "drain", "redirect")
+"""Of a pool's settings, those that only sessions have."""
 NODE_KEYS = {f.name: f for f in fields(Settings) if f.name not in ("pools", "envs", "file")}
 POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
 ENV_KEYS = {f.name: f for f in fields(EnvSettings) if f.name != "folder"}

@@ -182,6 +182,21 @@ def rss_by_session(sessions: set[int]) -> dict[int, float]:
     return used
 
 
+def pss_mb(root: int) -> float | None:
+    """Memory in MB of a process and all its descendants, where what they share counts once. None where the system does not tell."""
+    parents = {p.pid: p.parent for p in processes() if not p.zombie}
+    total, told = 0.0, False
+    for pid in parents:
+        if _descends(pid, root, parents):
+            try:
+                with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:  # noqa: PTH123
+                    total += sum(int(line.split()[1]) for line in file if line.startswith("Pss:")) * 1024 / 1e6
+                    told = True
+            except OSError:
+                continue
+    return round(total, 1) if told else None
+
+
 def guard(prefix: str) -> None:
     """Wait until the node is gone, then end its families. Signals do not end the guard: it must outlive the node."""
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

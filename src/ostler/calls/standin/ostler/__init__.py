@@ -63,7 +63,7 @@ __all__ = [
 ]
 
 
-_UNUSED = ("BatchId", "Chain", "Job", "JobId", "LostClaim", "Published", "Step", "load")
+_UNUSED = ("BatchId", "Chain", "Endpoint", "Job", "JobId", "LostClaim", "Published", "Step", "load")
 
 
 def __getattr__(name: str) -> Any:
