@@ -25,7 +25,7 @@ LAYERS = [
     {"apps", "testing"},
     {"web"},
     {"live"},
-    {"app", "flows"},
+    {"app", "flows", "task"},
     {"plane"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},

@@ -5,7 +5,7 @@ These are the public names. Importing them loads no third-party module.
 
 from typing import TYPE_CHECKING, Any
 
-from ostler.app import Ostler, Task, load
+from ostler.app import Ostler, load
 from ostler.errors import (
     BadArguments,
     CallBusy,
@@ -25,6 +25,7 @@ from ostler.errors import (
 from ostler.flows import BatchId, Chain, JobId, Step
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
+from ostler.task import Task
 
 if TYPE_CHECKING:
     from ostler.calls.body import Body

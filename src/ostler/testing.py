@@ -27,7 +27,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from ostler.app import Ostler, Task
+from ostler.app import Ostler
 from ostler.flows import JobId, Step
 from ostler.jobs import execute, schedule, verdict
 from ostler.jobs.handle import Job
@@ -36,6 +36,7 @@ from ostler.store import Store
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import Claim, Finish, Note, Requeue, Turn
+from ostler.task import Task
 
 _NODE, _WORKER = "bench", "worker:bench:0"
 

@@ -22,7 +22,7 @@ from ostler.jobs.outcome import CANCELLED, Cancel, Cancelled, Fail, Retry, Snooz
 from ostler.jobs.results import LostClaim
 
 if TYPE_CHECKING:
-    from ostler.app import Task
+    from ostler.task import Task
 
 _TRACE = 8000
 _NOT_THEIRS = (

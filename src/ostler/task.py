@@ -1,0 +1,169 @@
+"""A declared job, as a user's file has it: what can be called, stored and put into flows. Loads no third-party module."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+
+from ostler import loading
+from ostler.errors import BadArguments, ConfigError
+from ostler.flows import JobId, Step
+from ostler.jobs import signature
+from ostler.jobs.handle import Job
+from ostler.jobs.options import check
+
+if TYPE_CHECKING:
+    from ostler.app import Ostler
+    from ostler.store.rows import NewJob
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Task(Generic[P, R]):
+    """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers."""
+
+    def __init__(self, app: Ostler, function: Callable[..., R], row: dict[str, Any], env: str | None = None) -> None:
+        functools.update_wrapper(self, function)
+        self._app = app
+        self.function = function
+        self.row = row
+        self.name: str = row["name"]
+        self.queue: str = row["queue"]
+        self.env = env
+        self.parameters: signature.Parameters = row["parameters"]
+        self._names = list(inspect.signature(function).parameters)[1:]
+        self._options: dict[str, Any] = {}
+
+    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R:
+        """The plain function: no queue, no worker."""
+        return self.function(job, *args, **kwargs)
+
+    @overload
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    @overload
+    def enqueue(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
+    def enqueue(self, *args: Any, **kwargs: Any) -> JobId:
+        """Store a job; when this returns, it survives a power cut. Raises InputError or StoreBusy; then nothing was stored.
+
+        Of a unique job that is already there, the id of that one. With `connection=`, the job is stored in the transaction of that
+        connection: it appears with the commit, or not at all. (Where the task has a parameter of that name: `options(connection=…)`.)
+        """
+        return self._step(args, kwargs).enqueue()
+
+    def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+        """Store a job for each set of arguments, thousands in one transaction: all or none. `connection`: in its transaction."""
+        prepared, connection = self._many(many, connection)
+        return [JobId(job) for job in self._app.producer.enqueue(prepared, connection)] if prepared else []
+
+    async def enqueue_many_async(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+        """`enqueue_many` without blocking the event loop."""
+        loading.refuse()  # here, where the caller's line is known
+        prepared, connection = self._many(many, connection)
+        stored = await self._app.producer.enqueue_async(prepared, connection) if prepared else []
+        return [JobId(job) for job in stored]
+
+    def _many(self, many: Iterable[dict[str, Any]], connection: Any) -> tuple[list[NewJob], Any]:
+        options = {**self._options}
+        own = options.pop("connection", None)
+        prepared = [Step(self._app, self.row, args, options).prepared() for args in many]
+        return prepared, own if connection is None else connection
+
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Step:
+        """A step with these arguments, for chains, batches and schedules."""
+        return Step(self._app, self.row, self._bound(args, kwargs), self._options)
+
+    def options(self, **options: Any) -> Task[P, R]:
+        """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max;
+        and `connection`, in whose transaction the job is stored.
+        """
+        check(f"task {self.name!r}", {name: value for name, value in options.items() if name != "connection"})
+        other = copy.copy(self)
+        other._options = {**self._options, **options}  # noqa: SLF001
+        return other
+
+    @overload
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    @overload
+    async def enqueue_async(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> JobId:
+        """`enqueue` without blocking the event loop; a `connection` must be an async one."""
+        loading.refuse()  # here, where the caller's line is known
+        return await self._step(args, kwargs).enqueue_async()
+
+    def _step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Step:
+        options = self._options
+        if "connection" in kwargs and "connection" not in self._names:
+            options = {**options, "connection": kwargs.pop("connection")}
+        return Step(self._app, self.row, self._bound(args, kwargs), options)
+
+    def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        named = dict(zip(self._names, args, strict=False))
+        if len(args) > len(self._names):
+            raise BadArguments(f"task {self.name!r} takes {len(self._names)} arguments, found {len(args)}")
+        if twice := named.keys() & kwargs.keys():
+            raise BadArguments(f"task {self.name!r}: {', '.join(sorted(twice))} given twice")
+        return named | kwargs
+
+    def __repr__(self) -> str:
+        return f"<Task {self.name} queue={self.queue}>"
+
+
+class Declare:
+    """What `@app.job(...)` returns: typed for plain and for async functions."""
+
+    def __init__(self, app: Ostler, options: dict[str, Any]) -> None:
+        self._app, self._options = app, options
+
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, Awaitable[R]]: ...
+    @overload
+    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]: ...
+    def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
+        return self._app._declare(function, **self._options)  # noqa: SLF001
+
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def rate(name: str, text: str) -> float:
+    count, _, unit = text.partition("/") if isinstance(text, str) else ("", "", "")
+    if not (count.strip().isascii() and count.strip().isdigit()) or int(count) < 1 or unit.strip() not in _UNITS:
+        raise ConfigError(f"queue {name!r}: rate {text!r} is not one; write a number per s, m, h or d, such as 100/m")
+    return int(count) / _UNITS[unit.strip()]
+
+
+def checked(task: str, policy: dict[str, Any], parameters: signature.Parameters) -> dict[str, Any]:
+    """The policy as it is stored; raises ConfigError."""
+    names = {p["name"] for p in parameters}
+    unique, per, backoff, at_once = (policy[k] for k in ("unique", "per", "backoff", "at_once"))
+    if isinstance(unique, str) or unique == []:
+        raise ConfigError(f"job {task!r}: unique must be True or a list of parameter names")
+    for name in [*(unique if not isinstance(unique, bool) else ()), *([per] if per else ())]:
+        if name not in names:
+            raise ConfigError(
+                f"job {task!r}: {name!r} is not one of its parameters ({', '.join(sorted(names)) or 'none'})"
+            )
+    seconds = policy["unique_for"]
+    for name in ("gpu_mb", "memory_mb"):
+        mb = policy[name]
+        if isinstance(mb, bool) or not isinstance(mb, int | float) or not 0 <= mb < 1e9:
+            raise ConfigError(f"job {task!r}: {name} must be a number of megabytes from 0, found {mb!r}")
+    if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
+        raise ConfigError(f"job {task!r}: at_once must be a whole number from 1, found {at_once!r}")
+    if per is not None and at_once is None:
+        raise ConfigError(f"job {task!r}: per={per!r} says for what; add at_once=… to say how many")
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9
+    ):
+        raise ConfigError(f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
+    if seconds is not None and unique is False:
+        unique = True
+    if backoff is not None and not (len(backoff) == 2 and 0 <= backoff[0] <= backoff[1] < 1e9):
+        raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
+    found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}
+    found["backoff"] = None if backoff is None else {"base": backoff[0], "max": backoff[1]}
+    return {k: v for k, v in found.items() if v not in (None, False, 0)}
