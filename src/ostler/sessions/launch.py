@@ -71,7 +71,7 @@ class Launches:
     def _argv(self, spec: SessionSpec, slot: Slot) -> list[str]:
         options = spec.options
         folder = self.scratch.of(spec.name, slot.number, slot.generation)
-        given = {"generation": slot.generation, "slots": options.slots, "probe": options.probe}
+        given: dict[str, Any] = {"generation": slot.generation, "slots": options.slots, "probe": options.probe}
         given |= {"slow_ms": options.slow_ms, "redirect": options.redirect, "host": self._settings.host}
         arguments = [self._target, spec.name, str(folder), json.dumps(given)]
         if options.env is not None:

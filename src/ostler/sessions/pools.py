@@ -535,11 +535,12 @@ class SessionPools:
             beats.append(Beat(*serving.key, status, serving.worker.served, live))
         wanted = await self.registry.beat(beats)
         for key, state in wanted.items():
-            if state == DRAIN and (serving := self._workers.get(key)) and not serving.closing:
+            asked = self._workers.get(key)
+            if state == DRAIN and asked is not None and not asked.closing:
                 log.info("%s drains: the registry asks for it", key.component)
-                serving.closing = True
-                self.say("close", *serving.key)
-                serving.worker.tired = "the registry wants it to drain"
+                asked.closing = True
+                self.say("close", *key)
+                asked.worker.tired = "the registry wants it to drain"
                 self.supervisor.wake()
 
     # ---- what others ask
@@ -570,8 +571,8 @@ class SessionPools:
             entry["pools"].append(name)
             entry["waiting"] = self._waiting.get(spec.serves, 0)
             for slot in self.supervisor.pools[name].slots:
-                for worker in slot.all() or [None]:
-                    entry["workers"].append(self._shown(spec, slot, worker, entry))
+                workers: list[Worker | None] = [*slot.all()]
+                entry["workers"] += [self._shown(spec, slot, worker, entry) for worker in workers or [None]]
         return found
 
     def _shown(self, spec: SessionSpec, slot: Slot, worker: Worker | None, entry: dict[str, Any]) -> dict[str, Any]:
