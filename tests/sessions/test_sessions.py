@@ -281,5 +281,5 @@ def test_nothing_is_left_of_a_node_that_was_killed(tmp_path: Path) -> None:
     assert row(node, one)["reason"] == "node-lost"
     until(lambda: ask(node, "each"), "it to serve again")
     node.stop()
-    assert not scratch.parent.exists()
+    assert not scratch.parent.parent.exists()
     assert not live_rows(node)
