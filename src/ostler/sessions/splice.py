@@ -240,7 +240,7 @@ class Splice:
             return now + _LOOK_AGAIN
         if not limits.ping or not self.is_websocket:
             return now + 3600.0
-        if client.heard > self._pinged:
+        if client.heard >= self._pinged:
             self._pings = 0
         due = max(client.heard, self._pinged) + limits.ping
         if now < due:
