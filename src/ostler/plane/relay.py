@@ -162,15 +162,14 @@ class Early(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.data = b""
-        self._transport: asyncio.Transport | None = None
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._transport = transport
 
     def data_received(self, data: bytes) -> None:
         self.data += data
-        if len(self.data) > HELD and self._transport is not None:
+        if len(self.data) > HELD:
             self._transport.pause_reading()
 
 
