@@ -109,6 +109,47 @@ class CallsTouched(NamedTuple):
     """The plane has told of its models or calls, or a model's state has changed."""
 
 
+class SessionsTouched(NamedTuple):
+    """Slots, sessions or lines of session pools have changed."""
+
+
+class SessionBegan(NamedTuple):
+    """A session was given a slot, after so many seconds in line. `pool` is the name that clients connect to."""
+
+    pool: str
+    waited: float
+
+
+class SessionEnded(NamedTuple):
+    """A session ended, for one reason. `by`: the operator who ended it."""
+
+    session: str
+    pool: str
+    worker: str
+    owner: str
+    reason: str
+    text: str
+    seconds: float
+    by: str | None = None
+
+
+class WorkerHung(NamedTuple):
+    """A session worker does not answer its probe, and is killed; so many sessions ended with it."""
+
+    worker: str
+    text: str
+    sessions: int
+
+
+class WorkerDrained(NamedTuple):
+    """A session worker has drained: how long that took, and how many sessions its drain limit ended."""
+
+    worker: str
+    pool: str
+    seconds: float
+    cut: int
+
+
 class Printed(NamedTuple):
     """Something was printed: `worker:{pool}:{n}`, or `job:{id}`."""
 
@@ -135,6 +176,11 @@ Event = (
     | ClaimLost
     | JobsTouched
     | CallsTouched
+    | SessionsTouched
+    | SessionBegan
+    | SessionEnded
+    | WorkerHung
+    | WorkerDrained
     | Printed
     | StoreAnswers
 )
