@@ -162,7 +162,8 @@ class Pictures:
 async def _act(pools: Pools, folder: Path) -> None:
     """Show pictures, let some things happen, then do what a test writes into the file `act`."""
     watched = {one["id"]: SimpleNamespace(id=one["id"]) for one in pools.sessions}
-    pools.sockets["*"] = await Views(Pictures(folder), watched, str(folder / "made-up.view.sock")).start()
+    views = Views(Pictures(folder), watched, str(folder / "made-up.view.sock"))
+    pools.sockets["*"] = await views.start()
     for waited in (0.0004, 0.3, 7.5):
         pools.bus.send(SessionBegan("chromium", waited))
     pools.bus.send(SessionEnded("s1", "chromium", "worker:chromium:0", "token:crawler", "client", "", 3.0))
