@@ -128,15 +128,16 @@ class SessionEnded(NamedTuple):
     worker: str
     owner: str
     reason: str
-    text: str
     seconds: float
     by: str | None = None
 
 
-class WorkerHung(NamedTuple):
-    """A session worker does not answer its probe, and is killed; so many sessions ended with it."""
+class WorkerBroken(NamedTuple):
+    """What a session worker serves does not answer (`hung`) or is dead (`lost`): it is killed, and so many sessions end with it."""
 
     worker: str
+    pool: str
+    what: str
     text: str
     sessions: int
 
@@ -179,7 +180,7 @@ Event = (
     | SessionsTouched
     | SessionBegan
     | SessionEnded
-    | WorkerHung
+    | WorkerBroken
     | WorkerDrained
     | Printed
     | StoreAnswers

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerDrained, WorkerHung
+from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.live import incidents, log
 from ostler.live.condition import unserved
 from ostler.live.incidents import Incidents
@@ -17,12 +17,12 @@ from tests.live.test_broker import read
 from tests.live.test_watch import Scene, on_stage
 from tests.web.session_pools import Pools
 
-HUNG = WorkerHung("worker:chromium:1", "two probes in a row were not answered", 5)
+HUNG = WorkerBroken("worker:chromium:1", "chromium", "hung", "two probes in a row were not answered", 5)
 DRAINED = WorkerDrained("worker:chromium:4", "chromium", 30.0, 2)
 
 
 def ended(session: str, reason: str = "killed", by: str | None = "user:0") -> SessionEnded:
-    return SessionEnded(session, "chromium", "worker:chromium:0", "token:a", reason, "", 12.5, by)
+    return SessionEnded(session, "chromium", "worker:chromium:0", "token:a", reason, 12.5, by)
 
 
 # ---- the stream
@@ -89,7 +89,7 @@ def test_the_nodes_health_is_degraded_then(sqlite_store: Store) -> None:
 @pytest.mark.parametrize(
     ("event", "level", "says"),
     [
-        (HUNG, "warning", "worker:chromium:1 hangs: two probes in a row were not answered; it is killed, 5 sessions ended with it"),
+        (HUNG, "warning", "worker:chromium:1 hung: two probes in a row were not answered; it is replaced, and 5 sessions ended with it"),
         (DRAINED, "warning", "worker:chromium:4 reached its drain limit after 30 s: 2 sessions ended"),
         (ended("s7"), "info", "session s7 of chromium (token:a) was ended by user:0"),
         (DRAINED._replace(cut=0), None, None),
@@ -159,7 +159,7 @@ def test_metrics_count_what_began_and_ended_and_show_what_there_is() -> None:
         f"ostler_session_wait_seconds_count{{{pool}}}": 2,
         f'ostler_session_drain_seconds_bucket{{le="30.0",{pool}}}': 1,
         f"ostler_session_drain_cut_total{{{pool}}}": 2,
-        f"ostler_session_worker_hangs_total{{{pool}}}": 1,
+        f'ostler_session_workers_broken_total{{{pool},what="hung"}}': 1,
         f"ostler_session_seconds_sum{{{pool}}}": 25,
         f'ostler_session_workers{{{pool},status="draining"}}': 1,
         f'ostler_session_bytes_total{{direction="out",{pool}}}': 1_400_000_000,
@@ -172,5 +172,5 @@ def test_metrics_count_what_began_and_ended_and_show_what_there_is() -> None:
 
 def test_the_words_of_one_incident_are_those_of_the_log() -> None:
     assert incidents.killed(ended("s1", by=None), 1) == "session s1 of chromium (token:a) was ended"
-    assert "1 session ended with it" in incidents.hung(HUNG._replace(sessions=1))
-    assert incidents.hung(HUNG._replace(sessions=0)).endswith("it is killed")
+    assert "1 session ended with it" in incidents.broken(HUNG._replace(sessions=1))
+    assert incidents.broken(HUNG._replace(sessions=0)).endswith("it is replaced")

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerDrained, WorkerHung
+from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.sessions.views import Views
 from ostler.store import now_ms
 
@@ -112,9 +112,7 @@ class Pools:
                 for found in self.workers[one["serves"]]:
                     if found["component"] == one["component"]:
                         found["in_use"] -= 1
-                self.bus.send(
-                    SessionEnded(session, one["serves"], one["component"], one["owner"], "killed", "", 12.5, by)
-                )
+                self.bus.send(SessionEnded(session, one["serves"], one["component"], one["owner"], "killed", 12.5, by))
                 self.bus.send(SessionsTouched())
                 return True
         return False
@@ -166,9 +164,9 @@ async def _act(pools: Pools, folder: Path) -> None:
     pools.sockets["*"] = await views.start()
     for waited in (0.0004, 0.3, 7.5):
         pools.bus.send(SessionBegan("chromium", waited))
-    pools.bus.send(SessionEnded("s1", "chromium", "worker:chromium:0", "token:crawler", "client", "", 3.0))
+    pools.bus.send(SessionEnded("s1", "chromium", "worker:chromium:0", "token:crawler", "client", 3.0))
     pools.bus.send(WorkerDrained("worker:chromium:4", "chromium", 30.0, 2))
-    pools.bus.send(WorkerHung("worker:chromium:1", "two probes in a row were not answered", 5))
+    pools.bus.send(WorkerBroken("worker:chromium:1", "chromium", "hung", "two probes in a row were not answered", 5))
     while True:
         if (folder / "act").exists():
             verb = (folder / "act").read_text()

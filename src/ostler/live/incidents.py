@@ -22,8 +22,8 @@ from ostler.events import (
     Recovered,
     SessionEnded,
     StoreAnswers,
+    WorkerBroken,
     WorkerDrained,
-    WorkerHung,
     WorkerMoved,
 )
 from ostler.store import now_ms
@@ -86,10 +86,10 @@ def failures(event: JobEnded, count: int) -> str:
     return f"{count} jobs of task {event.task} failed with {event.code}, the last is job {event.job}"
 
 
-def hung(event: WorkerHung) -> str:
-    """A session worker that hangs."""
-    ended = f", {_sessions(event.sessions)} ended with it" if event.sessions else ""
-    return f"{event.worker} hangs: {event.text}; it is killed{ended}"
+def broken(event: WorkerBroken) -> str:
+    """A session worker that hangs, or has lost what it serves."""
+    ended = f", and {_sessions(event.sessions)} ended with it" if event.sessions else ""
+    return f"{event.worker} {'hung' if event.what == 'hung' else 'was lost'}: {event.text}; it is replaced{ended}"
 
 
 def drain_limit(event: WorkerDrained) -> str:
@@ -214,8 +214,8 @@ class Incidents:
                 self.tell("warning", "node", f"{jobs} {'job' if jobs == 1 else 'jobs'} of a node that died requeued")
             case Backpressure(queue, reason):
                 self._repeated(("warning", f"queue:{queue}"), None, f"queue {queue} held: {reason}")
-            case WorkerHung():
-                self.tell("warning", event.worker, hung(event))
+            case WorkerBroken():
+                self.tell("warning", event.worker, broken(event))
             case WorkerDrained() if event.cut:
                 self.tell("warning", event.worker, drain_limit(event))
             case SessionEnded(reason="killed"):

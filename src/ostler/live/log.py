@@ -11,8 +11,8 @@ from ostler.events import (
     JobEnded,
     PoolPaused,
     SessionEnded,
+    WorkerBroken,
     WorkerDrained,
-    WorkerHung,
     WorkerMoved,
 )
 from ostler.live import incidents
@@ -46,8 +46,8 @@ def tell(event: Event) -> None:
             )
         case Backpressure(queue, reason):
             log.warning("queue %s is held: %s", queue, reason)
-        case WorkerHung():
-            log.warning("%s", incidents.hung(event))
+        case WorkerBroken():
+            log.warning("%s", incidents.broken(event))
         case WorkerDrained() if event.cut:
             log.warning("%s", incidents.drain_limit(event))
         case SessionEnded(reason="killed"):

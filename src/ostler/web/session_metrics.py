@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ostler.events import Bus, SessionBegan, SessionEnded, WorkerDrained, WorkerHung
+from ostler.events import Bus, SessionBegan, SessionEnded, WorkerBroken, WorkerDrained
 from ostler.sessions.shown import Sessions
 
 _WAITED = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 20, 30, 60)
@@ -49,7 +49,7 @@ class SessionMetrics(Collector):
     def __init__(self, bus: Bus) -> None:
         self.sessions: Sessions | None = None
         self._ended: dict[tuple[str, str], int] = {}
-        self._hung: dict[str, int] = {}
+        self._broken: dict[tuple[str, str], int] = {}
         self._cut: dict[str, int] = {}
         self._waited: dict[str, _Bins] = {}
         self._lasted: dict[str, _Bins] = {}
@@ -64,8 +64,8 @@ class SessionMetrics(Collector):
                 key = event.pool, event.reason
                 self._ended[key] = self._ended.get(key, 0) + 1
                 self._lasted.setdefault(event.pool, _Bins(_LASTED)).add(event.seconds)
-            case WorkerHung(worker):
-                self._hung[worker.split(":")[1]] = self._hung.get(worker.split(":")[1], 0) + 1
+            case WorkerBroken(_, pool, what):
+                self._broken[pool, what] = self._broken.get((pool, what), 0) + 1
             case WorkerDrained(_, pool, seconds, cut):
                 self._drained.setdefault(pool, _Bins(_DRAINED)).add(seconds)
                 self._cut[pool] = self._cut.get(pool, 0) + cut
@@ -84,13 +84,15 @@ class SessionMetrics(Collector):
         ended = CounterMetricFamily("ostler_sessions", "Sessions by why they ended", labels=["pool", "reason"])
         for label, n in self._ended.items():
             ended.add_metric(label, n)
-        hung = CounterMetricFamily("ostler_session_worker_hangs", "Session workers killed as hung", labels=["pool"])
-        for pool, n in self._hung.items():
-            hung.add_metric([pool], n)
+        broken = CounterMetricFamily(
+            "ostler_session_workers_broken", "Session workers that hung or were lost", labels=["pool", "what"]
+        )
+        for label, n in self._broken.items():
+            broken.add_metric(label, n)
         cut = CounterMetricFamily("ostler_session_drain_cut", "Sessions that a drain limit ended", labels=["pool"])
         for pool, n in self._cut.items():
             cut.add_metric([pool], n)
-        yield from (ended, hung, cut)
+        yield from (ended, broken, cut)
         for name, text, found in (
             ("ostler_session_wait_seconds", "Time of sessions in line", self._waited),
             ("ostler_session_seconds", "How long sessions lasted", self._lasted),
