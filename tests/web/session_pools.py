@@ -26,7 +26,7 @@ def worker(
     number: int, in_use: int, served: int, status: str = "healthy", pool: str = "chromium", **more: Any
 ) -> dict[str, Any]:
     return {
-        "component": f"worker:{pool}:{number}", "generation": 1 + number, "status": status, "slots": 8, "in_use": in_use,
+        "component": f"worker:{pool}:{number}", "generation": 1 + number, "status": status, "serves": status == "healthy", "slots": 8, "in_use": in_use,
         "served": served, "lifetime": 50, "probe_ms": 0.9 + number / 7, "mb": 210.0 + 41 * number, "versions": ["1.65"],
         "started_at": now_ms() - 600_000 * (number + 1), **more,
     }  # fmt: skip
@@ -80,7 +80,7 @@ class Pools:
     def capacity(self) -> dict[str, Any]:
         found = {}
         for name, workers in self.workers.items():
-            serving = [one for one in workers if one["status"] == "healthy"]
+            serving = [one for one in workers if one["serves"]]
             slots, used = sum(one["slots"] for one in serving), sum(one["in_use"] for one in serving)
             found[name] = {"pools": [name], "slots": slots, "in_use": sum(one["in_use"] for one in workers), "free": slots - used,
                            "waiting": len(self.waiting.get(name, ())), "workers": workers, "paused": self.paused}  # fmt: skip
@@ -127,7 +127,7 @@ class Pools:
 
     def stop_all(self) -> None:
         for one in self.workers["chromium"]:
-            one["status"] = "draining"
+            one |= {"status": "draining", "serves": False}
 
     def end_one(self) -> None:
         self.kill(self.sessions[5]["id"], "user:0")

@@ -165,7 +165,7 @@ def _sessions(board: Board, width: int) -> Section:
     rows: list[Row] = []
     for pool in sorted(board.sessions.values(), key=lambda p: str(p["pool"])):
         leaving = sum(w["in_use"] for w in pool["workers"] if w["status"] in ("draining", "stopping"))
-        serving = sum(w["status"] == "healthy" for w in pool["workers"])
+        serving = sum(w["serves"] for w in pool["workers"])
         slots = show.cells(pool["in_use"] - leaving, pool["slots"], max(8, min(40, width - 70)))
         waiting = Text(f"{pool['waiting']:,}", style="yellow" if pool["waiting"] else "")
         counts = (f"{pool['in_use']:,}", f"{pool['free']:,}", f"{leaving:,}" if leaving else "", waiting)

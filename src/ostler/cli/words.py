@@ -141,13 +141,13 @@ def model(now: State) -> str:
 
 
 def session_pool(now: State) -> str:
-    serving = sum(worker["status"] == "healthy" for worker in now["workers"])
+    serving = sum(worker["serves"] for worker in now["workers"])
     parts = [
         f"{now['in_use']:,} in use",
         f"{now['free']:,} of {now['slots']:,} slots free",
         f"{now['waiting']:,} waiting",
     ]
-    parts.append(f"{serving} of {len(now['workers'])} workers healthy")
+    parts.append(f"{serving} of {len(now['workers'])} workers serve")
     return ", ".join(parts) + (" (paused)" if now["paused"] else "")
 
 

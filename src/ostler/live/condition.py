@@ -81,12 +81,12 @@ def unserved(sessions: Sessions) -> list[str]:
     """Why clients get no session: nobody serves them, or their line does not move."""
     found, lines = [], sessions.lines()
     for name, state in sessions.capacity().items():
-        statuses = {worker["status"] for worker in state["workers"]}
+        able = any(worker["serves"] or worker["status"] == Status.STARTING for worker in state["workers"])
         pools = " or ".join(state["pools"])
         longest = max((waited for _, _, waited in lines.get(name, {"first": ()})["first"]), default=0.0)
         if state.get("paused"):
             found.append(f"sessions {name} are paused: clients wait in line; to go on: ostler resume {pools}")
-        elif not statuses & {Status.HEALTHY, Status.STARTING}:
+        elif not able:
             found.append(f"no worker serves sessions {name}: nobody can connect. See 'ostler workers' for pool {pools}")
         elif longest >= _STUCK:
             # Without the figures of the moment, which would be news every second.

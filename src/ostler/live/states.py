@@ -91,7 +91,7 @@ def model(node_id: str, task: str, name: str, found: Mapping[str, Any], rss_mb: 
 def session_pool(node_id: str, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """A session pool of this node, without what changes by itself, such as memory and what a probe takes."""
     kept = ("pools", "slots", "in_use", "free", "waiting")
-    of_worker = ("component", "generation", "status", "slots", "in_use", "served", "lifetime", "started_at")
+    of_worker = ("component", "generation", "status", "serves", "slots", "in_use", "served", "lifetime", "started_at")
     workers = [{k: worker[k] for k in of_worker} for worker in found["workers"]]
     paused = bool(found.get("paused"))
     return {"pool": name, "node_id": node_id, **{k: found[k] for k in kept}, "paused": paused, "workers": workers}

@@ -570,6 +570,7 @@ class SessionPools:
             entry = found.setdefault(spec.serves, {"pools": [], "slots": 0, "in_use": 0, "free": 0, "workers": []})
             entry["pools"].append(name)
             entry["waiting"] = self._waiting.get(spec.serves, 0)
+            entry["paused"] = entry.get("paused", True) and self.supervisor.pools[name].paused
             for slot in self.supervisor.pools[name].slots:
                 workers: list[Worker | None] = [*slot.all()]
                 entry["workers"] += [self._shown(spec, slot, worker, entry) for worker in workers or [None]]

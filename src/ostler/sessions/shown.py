@@ -31,7 +31,7 @@ class Sessions(Protocol):
     """
 
     def capacity(self) -> dict[str, Any]:
-        """name -> pools, slots, in_use, free, waiting, workers: each with component, generation, status, slots, in_use, served,
+        """name -> pools, slots, in_use, free, waiting, workers: each with component, generation, status, serves, slots, in_use, served,
         lifetime, probe_ms, mb, versions, started_at.
         """
         ...

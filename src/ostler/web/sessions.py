@@ -72,7 +72,8 @@ class WorkerSlots(BaseModel):
 
     component: str
     generation: int
-    status: str = Field(description="starting, healthy, suspect (it missed a probe), draining, …")
+    status: str = Field(description="starting, healthy, draining, …")
+    serves: bool = Field(description="whether it takes new sessions")
     slots: int
     in_use: int
     served: int

@@ -94,7 +94,7 @@ function newest(p) {
   return { ...p, ...told, name: p.name, workers: told.workers.map((w) => ({ probe_ms: null, mb: null, versions: [], ...known.get(`${w.component} ${w.generation}`), ...w })) };
 }
 
-const serves = (w) => w.status === "healthy";
+/** It finishes what it has and takes nothing new. */
 const leaves = (w) => ["draining", "stopping"].includes(w.status);
 
 function pool(first) {
@@ -226,7 +226,7 @@ function workerRow(first, errors) {
 /** A cell for each slot: taken, free, or no longer given out. */
 function slots(el, words, w) {
   const kind = leaves(w) ? "leaving" : "used";
-  const free = serves(w) ? "free" : "closed";
+  const free = w.serves ? "free" : "closed";
   attr(el, "aria-label", `${w.component}: ${w.in_use} of ${w.slots} slots in use${leaves(w) ? ", it leaves" : ""}`);
   text(words, w.slots > CELLS ? `${count(w.in_use)} of ${count(w.slots)}` : "");
   words.hidden = w.slots <= CELLS;
