@@ -298,7 +298,7 @@ class Node:
             incidents,
             self._queues(),
             models,
-            self._sessions,
+            sessions=self._sessions,
         )
         tails = Tails(bus)
         places: Places | None = None

@@ -152,9 +152,10 @@ class Pictures:
         self._folder = folder
 
     async def view(self, session: Any) -> AsyncIterator[bytes]:
-        for frame in itertools.cycle(sorted(self._folder.glob("*.jpg"))):
+        frames = sorted(self._folder.glob("*.jpg"))
+        for frame in itertools.cycle(frames):
             yield frame.read_bytes()
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.2 if len(frames) > 1 else 3600)  # one picture: nothing changes any more
 
 
 async def _act(pools: Pools, folder: Path) -> None:
