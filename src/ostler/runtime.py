@@ -256,7 +256,7 @@ class Node:
         if lanes.sessions is not None:
             registry = StoreRegistry(lanes.sessions, lanes.glance, lambda: member.id)
             specs = {name: session_spec(settings, self.app, name) for name in self.app.session_pools}
-            self._sessions = SessionPools(specs, registry, bus, beat=settings.heartbeat_interval, tell=incidents.tell)
+            self._sessions = SessionPools(specs, registry, bus, beat=settings.heartbeat_interval)
             self._launches = Launches(settings, self.app, self.target, self.url)
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
@@ -298,6 +298,7 @@ class Node:
             incidents,
             self._queues(),
             models,
+            sessions=self._sessions,
         )
         tails = Tails(bus)
         places: Places | None = None
@@ -327,6 +328,7 @@ class Node:
             gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
             wishes=Wishes(self._gateway) if self._gateway else None,
             elsewhere=lambda: places.elsewhere if places else [],
+            sessions=self._sessions,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         metrics.registry.register(CallMetrics(calls, context.models, ledger))

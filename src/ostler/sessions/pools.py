@@ -10,13 +10,13 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
-from ostler.events import Bus, SessionsTouched
+from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Left, Slot, Worker
@@ -46,6 +46,7 @@ class Serving:
     closing: bool = False  # it takes no new ones
     cutting: asyncio.TimerHandle | None = None
     draining_since: float | None = None
+    cut: int = 0  # sessions that the drain limit ended
     gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
     probe_ms: float | None = None
     mb: float | None = None
@@ -74,6 +75,7 @@ class Live:
     bytes_out: int = 0
     idle: float = 0.0
     state: str = "opening"
+    by: str | None = None  # the operator who asked for its end
 
 
 @dataclass(slots=True)
@@ -81,11 +83,8 @@ class Counts:
     """What happened to the sessions of one name since the node started."""
 
     plane: Counter[str] = field(default_factory=Counter)  # admitted, refused, left, expired, bytes_in, bytes_out
-    ended: Counter[str] = field(default_factory=Counter)  # by reason
+    before: Counter[str] = field(default_factory=Counter)  # the same, of planes before this one
     strikes: int = 0
-    hung: int = 0
-    drains: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    drained: Counter[str] = field(default_factory=Counter)  # count and sum of drain durations
 
 
 class SessionPools:
@@ -98,9 +97,8 @@ class SessionPools:
         bus: Bus,
         *,
         beat: float,
-        tell: Callable[[str, str, str], object],
     ) -> None:
-        self.specs, self.registry, self._bus, self._every, self._tell = dict(specs), registry, bus, beat, tell
+        self.specs, self.registry, self._bus, self._every = dict(specs), registry, bus, beat
         self.supervisor: Supervisor
         self.neighbours: Neighbours | None = None
         self.removed: Callable[[Worker], None] = lambda _: None  # a worker and its family are gone
@@ -161,6 +159,8 @@ class SessionPools:
         """Its connections went with it."""
         self._send = None
         self._lines, self._waiting = {}, {}
+        for counts in self._counts.values():
+            counts.before, counts.plane = counts.before + counts.plane, Counter()
         for live in [*self._live.values()]:
             self._over(
                 live,
@@ -299,6 +299,7 @@ class SessionPools:
             live.clock = None
         ticket = {"ticket": live.ticket} if live.ticket else {}
         self.say("admitted", live.id, {**(live.opened or {}), **ticket})
+        self._bus.send(SessionBegan(live.serving.spec.serves, float(live.about.get("waited_ms") or 0) / 1000))
 
     def _over(self, live: Live, reason: str, about: Mapping[str, Any]) -> None:
         """It has ended."""
@@ -319,7 +320,8 @@ class SessionPools:
                 )
             )
             self._news.set()
-        self.counters(serving.spec.serves).ended[reason] += 1
+        lasted, name, owner = time.monotonic() - live.asked, serving.spec.serves, str(live.about.get("owner") or "")
+        self._bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
             self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
         elif not serving.live:
@@ -423,11 +425,7 @@ class SessionPools:
         """What it serves is dead or does not answer: its clients are told, and it is replaced."""
         if serving.gone is not None:
             return
-        component = serving.worker.component
-        if what == "hung":
-            self.counters(serving.spec.serves).hung += 1
-        log.error("%s %s: %s", component, "hangs" if what == "hung" else "is lost", text)
-        self._tell("error", component, f"{component} {'hung' if what == 'hung' else 'was lost'}: {text}")
+        self._bus.send(WorkerBroken(serving.worker.component, serving.spec.serves, what, text[:200], len(serving.live)))
         serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {text}")
         self.say("down", *serving.key, *serving.gone)
         self.supervisor.kill(serving.worker, what)
@@ -462,9 +460,7 @@ class SessionPools:
     def _cut(self, serving: Serving) -> None:
         if not serving.live or serving.gone:
             return
-        limit = serving.spec.options.drain
-        component, number = serving.worker.component, len(serving.live)
-        self._tell("warning", component, f"{component}: the drain limit of {limit:g} s has ended {number} sessions")
+        limit, serving.cut = serving.spec.options.drain, len(serving.live)
         self.say(
             "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
         )
@@ -477,9 +473,8 @@ class SessionPools:
         if serving.cutting is not None:
             serving.cutting.cancel()
         if serving.draining_since is not None:
-            took, counts = time.monotonic() - serving.draining_since, self.counters(serving.spec.serves)
-            counts.drains.append(took)
-            counts.drained.update({"count": 1})
+            took = time.monotonic() - serving.draining_since
+            self._bus.send(WorkerDrained(worker.component, serving.spec.serves, took, serving.cut))
         if serving.gone is None:
             asked = end.kind == "asked"
             words = ends.words(end.reason, end.code, end.signal)
@@ -555,7 +550,7 @@ class SessionPools:
         live = self._live.get(session)
         if live is None:
             return False
-        self._tell("info", live.serving.worker.component, f"session {session} was ended by {by}")
+        live.by = by
         self.say("kill", session, "killed", f"ostler: the session was ended by {by}")
         return True
 
@@ -575,6 +570,7 @@ class SessionPools:
             entry = found.setdefault(spec.serves, {"pools": [], "slots": 0, "in_use": 0, "free": 0, "workers": []})
             entry["pools"].append(name)
             entry["waiting"] = self._waiting.get(spec.serves, 0)
+            entry["paused"] = entry.get("paused", True) and self.supervisor.pools[name].paused
             for slot in self.supervisor.pools[name].slots:
                 workers: list[Worker | None] = [*slot.all()]
                 entry["workers"] += [self._shown(spec, slot, worker, entry) for worker in workers or [None]]
@@ -635,9 +631,10 @@ class SessionPools:
             for spec in self.specs.values()
         }
 
-    def counts(self) -> dict[str, Counts]:
+    def counts(self) -> dict[str, dict[str, int]]:
         """What was counted, by public name."""
-        return {spec.serves: self.counters(spec.serves) for spec in self.specs.values()}
+        known = {spec.serves: self.counters(spec.serves) for spec in self.specs.values()}
+        return {name: {**(found.before + found.plane), "strikes": found.strikes} for name, found in known.items()}
 
 
 def _admission(live: Live) -> Admission:
