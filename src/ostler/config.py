@@ -204,6 +204,10 @@ class Settings:
     calls_kept: int = _setting(
         100_000, "so many rows of the call log are kept at most, the newest; 0: as many as there are"
     )
+    sessions_retention: float = _setting(2_592_000.0, "rows of ended sessions are deleted after so long; 0: never")
+    sessions_kept: int = _setting(
+        100_000, "so many rows of ended sessions are kept at most, the newest; 0: as many as there are"
+    )
     upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
     exit_retention: float = _setting(2_592_000.0, "how long exit records of workers and incidents are kept")
     event_keepalive: float = _setting(15.0, "a stream of events that has nothing to say sends a comment this often")

@@ -109,6 +109,10 @@ class CallsTouched(NamedTuple):
     """The plane has told of its models or calls, or a model's state has changed."""
 
 
+class SessionsTouched(NamedTuple):
+    """The plane has told of its sessions, or a session worker's state has changed."""
+
+
 class Printed(NamedTuple):
     """Something was printed: `worker:{pool}:{n}`, or `job:{id}`."""
 
@@ -135,6 +139,7 @@ Event = (
     | ClaimLost
     | JobsTouched
     | CallsTouched
+    | SessionsTouched
     | Printed
     | StoreAnswers
 )

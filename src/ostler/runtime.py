@@ -28,7 +28,7 @@ from ostler.calls.records import CallLog
 from ostler.calls.states import States
 from ostler.calls.tenants import PlaneTenant
 from ostler.calls.wishes import Wishes
-from ostler.check import check_app, env_of
+from ostler.check import check_app, env_of, session_spec
 from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Bus, Recovered, StoreAnswers
@@ -55,6 +55,10 @@ from ostler.live.watch import Watch
 from ostler.parts import Part, running
 from ostler.plane.access import Access
 from ostler.plane.entry import allow_files, loop_factory
+from ostler.sessions.launch import Launches
+from ostler.sessions.neighbours import Neighbours as SessionNeighbours
+from ostler.sessions.pools import SessionPools
+from ostler.sessions.registry import StoreRegistry
 from ostler.store import Store, home, now_ms
 from ostler.store.bell import listener
 from ostler.store.database import is_postgres
@@ -81,9 +85,11 @@ class _Lanes:
     glance: Lane
     reader: Lane
     upkeep: Lane
+    sessions: Lane | None  # where the app has any
 
     def all(self) -> list[Lane]:
-        return [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
+        lanes = [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
+        return lanes if self.sessions is None else [*lanes, self.sessions]
 
     async def start(self) -> None:
         for lane in self.all():
@@ -114,6 +120,8 @@ class Node:
         self._is_shared = False  # other nodes may use the store
         self._force: Callable[[], None] = lambda: None
         self._gateway: Gateway | None = None
+        self._sessions: SessionPools | None = None
+        self._launches: Launches | None = None
         self._clients = -1  # the socket that clients connect to, where the data plane takes them
 
     async def run(self) -> None:
@@ -172,7 +180,7 @@ class Node:
     @property
     def has_plane(self) -> bool:
         """Whether the data plane takes the clients' connections."""
-        return bool(self.app.models)
+        return bool(self.app.models or self.app.session_pools)
 
     # ---- building
 
@@ -245,6 +253,11 @@ class Node:
         dispatcher = Dispatcher(settings, lanes.turns, lanes.intake, bus, member, tasks, limits, self._watermarks())
         calls = CallLog(self.app.models, lanes.records, bus, lambda: member.id)
         self._gateway = self._calls(calls) if self.has_plane else None
+        if lanes.sessions is not None:
+            registry = StoreRegistry(lanes.sessions, lanes.glance, lambda: member.id)
+            specs = {name: session_spec(settings, self.app, name) for name in self.app.session_pools}
+            self._sessions = SessionPools(specs, registry, bus, beat=settings.heartbeat_interval, tell=incidents.tell)
+            self._launches = Launches(settings, self.app, self.target, self.url)
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
             exclusive=settings.gpu_exclusive,
@@ -255,6 +268,7 @@ class Node:
         dispatcher.supervisor = supervisor
         if self._gateway is not None:
             self._gateway.supervisor, calls.pools = supervisor, supervisor.pools
+        sessions = self._seat_sessions(supervisor)
         neighbours = Neighbours(
             settings,
             member,
@@ -330,6 +344,7 @@ class Node:
             incidents,
             calls,
             *([places] if places else []),
+            *sessions,
             leave,
             dispatcher,
             ledger,
@@ -368,6 +383,7 @@ class Node:
             glance=lane("glance", read_only=True),
             reader=lane("reader", read_only=True),
             upkeep=lane("upkeep", durable=False),
+            sessions=lane("sessions", durable=False) if self.app.session_pools else None,
         )
 
     def _open(self, **how: Any) -> Store:
@@ -400,6 +416,7 @@ class Node:
             *(self._spec(queue, self._runner(queue), dispatcher) for queue in self._queues()),
             *(self._spec(c.name, c.argv, Nothing()) for c in self.app.commands.values()),
             *([self._plane(self._gateway), *self._gateway.specs()] if self._gateway else []),
+            *(self._launches.pool_specs(self._sessions) if self._launches and self._sessions else []),
         ]
 
     def _calls(self, records: CallLog) -> Gateway:
@@ -416,7 +433,7 @@ class Node:
 
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(
-            tenant=PlaneTenant(gateway),
+            tenant=PlaneTenant(gateway, {"sessions": self._sessions} if self._sessions else {}),
             name="plane",
             size=1,
             argv=[sys.executable, "-u", "-P", "-m", "ostler.plane", str(run_folder(self.settings.data_dir).resolve())],
@@ -468,6 +485,17 @@ class Node:
             need=self._need(name),
             nice=self.settings.job_nice if self._gateway and not command else 0,
         )
+
+    def _seat_sessions(self, supervisor: Supervisor) -> list[Part]:
+        """The parts for sessions, in order."""
+        pools, launches = self._sessions, self._launches
+        if pools is None or launches is None:
+            return []
+        pools.supervisor, pools.removed, pools.address = supervisor, launches.removed, launches.address
+        if not self._is_shared:
+            return [launches.scratch, pools]
+        pools.neighbours = SessionNeighbours(pools, self._member, self._secret, self.settings.upkeep_interval)
+        return [launches.scratch, pools, pools.neighbours]
 
     def _need(self, queue: str) -> Declared | None:
         """The largest need of the queue's tasks, where one of them declares any."""

@@ -18,6 +18,7 @@ from ostler.jobs.upkeep import Upkeep
 from ostler.store import Store, now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import Finish, NewJob, Note, Requeue, Turn
+from ostler.store.sessions import Admission, Ended, SessionRow
 from tests.harness import until
 from tests.store.test_calls import call
 from tests.stores import value
@@ -75,6 +76,22 @@ def test_the_call_log_is_kept_within_its_age_and_number(store: Store, tmp_path: 
     assert len(store.calls.list(limit=1000)[0]) == 50
     clean(tmp_path, calls_kept=20)
     assert [row["id"] for row in store.calls.list(limit=1000)[0]] == [now + n for n in range(49, 29, -1)]
+
+
+def test_ended_sessions_are_kept_within_their_age_and_number(store: Store, tmp_path: Path) -> None:
+    about = Admission("", "worker:browsers:0", 1, "browsers", "chromium", "token")
+    now = now_ms()
+
+    def row(n: int, at: int) -> SessionRow:
+        return SessionRow.begun("a@1", about._replace(id=f"s{n}"), at).over(Ended(f"s{n}", "client"), at)
+
+    store.sessions.add([row(n, now - 10_000_000) for n in range(500)] + [row(n, now + n) for n in range(500, 550)])
+    clean(tmp_path, sessions_retention=0.0, sessions_kept=0)
+    assert len(store.sessions.list(limit=1000)[0]) == 550
+    clean(tmp_path, sessions_retention=3600.0)
+    assert len(store.sessions.list(limit=1000)[0]) == 50
+    clean(tmp_path, sessions_kept=20)
+    assert [row["id"] for row in store.sessions.list(limit=1000)[0]] == [f"s{n}" for n in range(549, 529, -1)]
 
 
 def test_a_long_timeline_is_deleted_in_parts(store: Store, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from ostler.store.footprints import Kind
 from ostler.store.copy import LEFT, TABLES, Copy, Source, Target
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import NewJob
+from ostler.store.sessions import Admission, Ended, SessionRow
 from tests import growing
 from tests.harness import ROOT, Node, until
 from tests.store.test_calls import call
@@ -39,6 +40,10 @@ def copied(source: Path, target: str) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
+
+
+def session(id: str) -> SessionRow:
+    return SessionRow.begun("a@1", Admission(id, "worker:browsers:0", 1, "browsers", "chromium", "token"), 5)
 
 
 @pytest.fixture
@@ -77,6 +82,7 @@ def grown(make_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
     with Store.open("", node.folder) as store:
         store.footprints.put(Kind("embedding", "org/minilm:v2"), "cpu", 812.5, 0, 900, 1)
         store.calls.add([call(1_790_000_000_000_000)])
+        store.sessions.add([session("a"), session("b").over(Ended("b", "client", None, 1000, 5, 2**40), 7)])
         with store.db.transaction():
             assert store.jobs.retention._delete([ids["gone"]]) == [ids["gone"]]
     growing.app.producer.close()

@@ -29,12 +29,13 @@ from typing import TYPE_CHECKING, Any
 from ostler.calls import answer
 from ostler.calls.model import ModelOptions, ModelSpec, launch
 from ostler.calls.parking import NOT_ASKED, Parking
-from ostler.calls.program import Program, socket_name
+from ostler.calls.program import Program
 from ostler.calls.records import CallLog
 from ostler.calls.tenants import Memory, Models
 from ostler.config import Settings
 from ostler.errors import OstlerError
 from ostler.lifecycle.admission import HOST
+from ostler.lifecycle.listening import socket_name
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Left, PoolSpec, Slot, Worker

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ostler.lifecycle.admission import Need
 from ostler.lifecycle.ticket import Demand, Standing
@@ -92,20 +92,37 @@ class Memory:
         self._gateway.never_fits(slot, why)
 
 
+class Passenger(Protocol):
+    """Another part of the node that the plane serves: its frames begin with its name."""
+
+    def plane_is_up(self, send: Callable[..., None]) -> None: ...
+
+    def plane_is_gone(self) -> None: ...
+
+    def heard(self, frame: Frame) -> None: ...
+
+
 class PlaneTenant(Nothing):
-    """The tenant of the data plane's own pool."""
+    """The tenant of the data plane's own pool. What it says goes to the gateway, or to the passenger whose name is in front."""
 
     kind = "plane"
 
-    def __init__(self, gateway: Gateway) -> None:
-        self._gateway = gateway
+    def __init__(self, gateway: Gateway, passengers: Mapping[str, Passenger]) -> None:
+        self._gateway, self._passengers = gateway, passengers
 
     def ready(self, worker: Worker, info: Mapping[str, Any]) -> None:
         self._gateway.plane_is_up(worker)
+        for passenger in self._passengers.values():
+            passenger.plane_is_up(worker.send)
 
     def heard(self, worker: Worker, frame: Frame) -> None:
-        self._gateway.heard(frame)
+        if (passenger := self._passengers.get(str(frame[0]))) is not None:
+            passenger.heard(frame[1:])
+        else:
+            self._gateway.heard(frame)
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         self._gateway.plane_is_gone(worker)
+        for passenger in self._passengers.values():
+            passenger.plane_is_gone()
         return Left()

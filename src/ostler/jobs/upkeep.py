@@ -94,6 +94,7 @@ class Upkeep:
             "deleting old keys and batches": self._leftovers,
             "deleting old counters and incidents": self._counters,
             "deleting old rows of the call log": self._calls,
+            "deleting rows of old sessions": self._sessions,
             "deleting unfinished artifacts": self._parts,
             "sweeping scratch": self._scratch,
         }
@@ -187,6 +188,14 @@ class Upkeep:
         while await self._step(partial(_purge_calls, before=before, kept=settings.calls_kept, most=self._most)):
             pass
 
+    async def _sessions(self) -> None:
+        settings = self._settings
+        before = now_ms() - int(settings.sessions_retention * 1000) if settings.sessions_retention else None
+        if before is None and not settings.sessions_kept:
+            return
+        while await self._step(partial(_purge_sessions, before=before, kept=settings.sessions_kept, most=self._most)):
+            pass
+
     async def _parts(self) -> None:
         if time.monotonic() < self._parts_due:
             return
@@ -236,6 +245,10 @@ def _files_gone(store: Store, jobs: list[int]) -> None:
 
 def _purge_calls(store: Store, before: int | None, kept: int, most: int) -> bool:
     return store.calls.purge(before, kept, most)
+
+
+def _purge_sessions(store: Store, before: int | None, kept: int, most: int) -> bool:
+    return store.sessions.purge(before, kept, most)
 
 
 def _purge_keys(store: Store, now: int, after: str) -> str | None:

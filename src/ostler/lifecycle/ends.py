@@ -31,6 +31,8 @@ _WORDS = {
     "call-deadline": ("call took too long", "was killed because a call took too long"),
     "call-cancelled": ("call was cancelled", "was killed because a cancelled call did not end"),
     "unreachable": ("broke its connections", "broke its connections and was killed"),
+    "hung": ("hung", "did not answer its probe and was killed"),
+    "lost": ("what it served died", "was killed because what it served had died"),
     "parked": ("ended while parked", "was ended while it was parked"),
     "not-woken": ("could not be woken", "could not be woken and was killed"),
     "shutdown": ("killed at shutdown", "was killed because it did not stop in time"),

@@ -33,6 +33,8 @@ class Recycling:
         if worker.tired:
             why = f"asked for it: {worker.tired}"
         if why is None or slot.heir is not None or now < slot.spare_recycle_until:
+            if why is None and pool.recycling is slot and slot.heir is None:
+                self.over(slot)  # it waited for memory for its replacement, and needs none any more
             if pool.retiring is slot:  # its memory has fallen again: it serves on
                 pool.retiring = None
                 pool.spec.tenant.resume(worker)
@@ -42,17 +44,20 @@ class Recycling:
             if pool.retiring is None:
                 pool.retiring = slot
             return
-        if pool.recycling is not None:
+        if pool.recycling not in (None, slot):
             return
-        log.info("%s is recycled: it %s", slot.component, why)
-        pool.recycling = slot
-        if limits.warm and pool.spec.need is None:  # there may be no memory for two
+        if pool.recycling is None:
+            log.info("%s is recycled: it %s", slot.component, why)
+            pool.recycling = slot
+        room = self._supervisor.reserving.room_beside(slot, now) if limits.warm else False
+        if room:
             self._spawn(slot, heir=True)
-        else:
+        elif room is False:
             self._supervisor.leave(worker)
 
     def over(self, slot: Slot) -> None:
         """The slot's turn to recycle is over; the next one of the pool may begin."""
+        self._supervisor.reserving.withdraw_heir(slot)
         if slot.pool.retiring is slot:
             slot.pool.retiring = None
         if slot.pool.recycling is slot:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ostler.lifecycle.admission import HOST, Need
@@ -21,6 +22,9 @@ log = logging.getLogger("ostler.lifecycle")
 _IDLE = 1.0  # seconds without a job after which a job worker may go: one that has just become ready has none yet
 _REFUSED = 30.0  # seconds until a slot that was refused memory asks again
 _TELL = 5.0  # seconds between two records of why a slot waits: its figures change all the time
+_BESIDE = (
+    10.0  # seconds that a replacement waits for memory beside the worker that it replaces; then that one leaves first
+)
 _MADE_ROOM = "starts again when there is work for it; its memory was needed by others"
 
 
@@ -109,6 +113,37 @@ class Reserving:
         self._tell(slot, text)
         need.refused(slot, why)
 
+    def room_beside(self, slot: Slot, now: float) -> bool | None:
+        """Whether a replacement may be started beside the slot's worker; None: it waits for memory, and the loop is woken."""
+        need = slot.pool.spec.need
+        if self._ledger is None or need is None:
+            return True
+        if slot.heir_ticket is None:
+            slot.heir_since = now
+            slot.heir_ticket = self._ledger.reserve(
+                slot.component,
+                replace(need.demand(slot), eager=False),
+                granted=lambda _: self._supervisor.wake(),
+                refused=lambda _, __: self._no_room_beside(slot),
+                standing=lambda: Standing(busy=True) if slot.heir else self._standing(slot, need),
+                evict=lambda short_of: self._evict(slot, need, short_of),
+            )
+        if slot.heir_ticket is None or (not slot.heir_ticket.granted and now >= slot.heir_since + _BESIDE):
+            log.info("%s leaves before its replacement is there: there is no memory for both", slot.component)
+            self.withdraw_heir(slot)
+            return False
+        return True if slot.heir_ticket.granted else None
+
+    def _no_room_beside(self, slot: Slot) -> None:
+        slot.heir_ticket, slot.heir_since = None, -_BESIDE
+        self._supervisor.wake()
+
+    def withdraw_heir(self, slot: Slot) -> None:
+        """No replacement is started beside the slot's worker."""
+        if slot.heir_ticket is not None:
+            slot.heir_ticket.release()
+            slot.heir_ticket = None
+
     def withdraw(self, slot: Slot) -> None:
         """Nobody wants a worker in the slot: it leaves the line, or gives back what was granted."""
         if slot.ticket is not None:
@@ -120,11 +155,14 @@ class Reserving:
     # ---- while there is one
 
     def started(self, slot: Slot, worker: Worker) -> None:
-        """The slot's worker was started: it holds the memory from now on."""
-        worker.ticket, slot.ticket, slot.insists = slot.ticket, None, False
+        """The slot's worker, or its replacement, was started: it holds the memory from now on."""
+        if worker is slot.heir:
+            worker.ticket, slot.heir_ticket = slot.heir_ticket, None
+        else:
+            worker.ticket, slot.ticket, slot.insists = slot.ticket, None, False
+            slot.waiting = None  # the record of a new generation says nothing of it either
         if worker.ticket is not None and worker.process is not None:
             worker.ticket.running(worker.process.pid)
-        slot.waiting = None  # the record of a new generation says nothing of it either
 
     def ready(self, worker: Worker) -> None:
         """The worker is ready: what it has loaded shows on the device."""

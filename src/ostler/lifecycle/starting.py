@@ -41,6 +41,7 @@ class Starts:
             before, status = slot.rest, move(slot.component, slot.rest, Status.STARTING)
             self._supervisor.bus.send(WorkerMoved(slot.component, worker.generation, before, status))
             slot.worker = worker
+        ticket = slot.heir_ticket if heir else slot.ticket
         filled: dict[str, str] = {}
         argv: Sequence[str] = ()
         try:
@@ -57,7 +58,7 @@ class Starts:
                     self._supervisor.token,
                     self._supervisor.settings.data_dir,
                     beat,
-                    slot.ticket.device if slot.ticket else None,
+                    ticket.device if ticket else None,
                 ),
                 on_frame=lambda frame: self._heard(worker, frame),
                 on_line=lambda line: self._line(worker, line),
@@ -73,8 +74,8 @@ class Starts:
             self._supervisor.kill(worker, "spawn")
         if filled.get("port", "0") != "0":
             worker.metadata = {"port": int(filled["port"])}
+        self._supervisor.reserving.started(slot, worker)
         if not heir:
-            self._supervisor.reserving.started(slot, worker)
             self._supervisor.records.starting(worker)
         if spec.probe is not None and worker.process is not None:
             worker.probe = spec.probe.fill(filled)

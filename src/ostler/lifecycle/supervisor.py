@@ -199,10 +199,16 @@ class Supervisor:
         """Do this when what happens now is over: for a tenant that has to know what came of a worker's end."""
         asyncio.get_running_loop().call_soon(action)
 
-    def finished(self, worker: Worker, *, idle: bool) -> None:
+    def began(self, worker: Worker, number: int = 1) -> None:
+        """The worker has taken an item that counts from its beginning: its tenant says `finished(counts=False)` at the end of it."""
+        worker.served += number
+        if worker.pool.spec.recycle != _NEVER:
+            self._wake.set()
+
+    def finished(self, worker: Worker, *, idle: bool, counts: bool = True) -> None:
         """The worker finished an item: it counts, forgives, and wakes the loop where that matters."""
         slot = worker.slot
-        worker.served += 1
+        worker.served += counts
         slot.pool.credit = restart.CREDIT
         if slot.pool.crashed:
             slot.pool.crashed.clear()
@@ -347,7 +353,10 @@ class Supervisor:
     # ---- leaving
 
     def leave(self, worker: Worker, by: float | None = None) -> None:
-        """Ask the worker to finish what it has and exit; with `by`, signals follow then."""
+        """Ask the worker to finish what it has and exit; with `by`, or where its pool says within what time, signals follow then."""
+        within = worker.pool.spec.leaves_within
+        if by is None and within is not None and not worker.leave:
+            by = time.monotonic() + within
         leaving.ask(worker, by)
         self.reserving.leaving(worker)
         self._wake.set()

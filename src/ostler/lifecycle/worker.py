@@ -159,6 +159,9 @@ class PoolSpec:
     outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
     need: Needs | None = None  # None: its workers are started without asking for memory
     nice: int = 0  # added to the node's own niceness: the system prefers others to its workers
+    leaves_within: float | None = (
+        None  # seconds in which a worker that was asked to leave goes; None: when it has finished
+    )
 
 
 @dataclass(slots=True)
@@ -201,6 +204,8 @@ class Slot:
     recorded: int = 0  # the generation that the health row is about
     spare_recycle_until: float = 0.0
     ticket: Ticket | None = None  # its claim to memory, until there is a worker that holds it
+    heir_ticket: Ticket | None = None  # … for a replacement beside the worker that is there
+    heir_since: float = 0.0  # since when that one waits (monotonic)
     waiting: str | None = None  # why it has no worker, where that is for want of memory
     resting: bool = False  # its worker left for others' sake; it is started again when it is needed
     insists: bool = False  # it is needed: others may have to leave for it

@@ -35,6 +35,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "incidents": ("node", "id"),
     "footprints": ("task", "model", "env", "device"),
     "calls": ("id", "node"),
+    "sessions": ("id",),
     "exits": ("id",),
     "health": ("node", "component"),
     "declared": ("node", "kind", "name"),
@@ -42,7 +43,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "job_events": ("job", "seq"),
     "jobs": ("id",),
 }
-LEFT = ("wishes", "depths", "places")
+LEFT = ("wishes", "depths", "places", "session_workers")
 """What operators wanted of nodes that run no more, and what those had; and counters, which are counted anew."""
 
 _OWN_META = ("copy", "copied", "counted", "purged")  # what a store notes about itself

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ostler.store import limits
+from ostler.store import limits, sessions
 from ostler.store.database import Database
 from ostler.store.identity import LIVE, lost_node
 
@@ -40,8 +40,13 @@ class NodeRow:
 class Nodes:
     """The nodes of this store."""
 
-    def __init__(self, db: Database, recover: Callable[[str, int, str], list[int]]) -> None:
-        self._db, self._recover = db, recover
+    def __init__(
+        self,
+        db: Database,
+        recover: Callable[[str, int, str], list[int]],
+        end_sessions: Callable[[str, str, str], list[sessions.Lost]],
+    ) -> None:
+        self._db, self._recover, self._end_sessions = db, recover, end_sessions
 
     # ---- the life of a node
 
@@ -99,15 +104,17 @@ class Nodes:
         return [dict(row) for row in self._db.run("unreleased")]
 
     def release(self, node: Mapping[str, Any]) -> list[int]:
-        """Requeue the jobs of a node that has ended, without blame, and mark its workers stopped; the jobs. Idempotent, and done by
-        one at a time: empty when another does it.
+        """Requeue the jobs of a node that has ended, without blame, mark its workers stopped and end its sessions; the jobs. Idempotent,
+        and done by one at a time: empty when another does it.
         """
-        why = "its node died" if node["status"] == "dead" else "its node has stopped"
+        is_dead = node["status"] == "dead"
+        why = "its node died" if is_dead else "its node has stopped"
         with self._db.transaction():
             if not self._db.try_lock(f"release:{node['id']}"):
                 return []
             jobs = self._recover(node["id"], self._db.now(), why)
             self._db.run("workers_released", node=node["id"])
+            self._end_sessions(node["id"], *(sessions.NODE_LOST if is_dead else sessions.NODE_STOPPED))
             self._db.run("node_released", id=node["id"])
         return jobs
 

@@ -18,6 +18,7 @@ from ostler.store.jobs import JobRecords
 from ostler.store.live import LiveRecords
 from ostler.store.nodes import Nodes
 from ostler.store.places import Places
+from ostler.store.sessions import SessionRecords
 
 
 def now_ms() -> int:
@@ -26,7 +27,7 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`, `places`."""
+    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`, `places`, `sessions`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
@@ -34,7 +35,8 @@ class Store:
         self.health = Health(db)
         self.meta = Meta(db)
         self.live = LiveRecords(db)
-        self.nodes = Nodes(db, self.jobs.recover_inside)
+        self.sessions = SessionRecords(db)
+        self.nodes = Nodes(db, self.jobs.recover_inside, self.sessions.release_inside)
         self.footprints = Footprints(db)
         self.calls = CallRecords(db)
         self.places = Places(db)

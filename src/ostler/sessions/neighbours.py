@@ -1,0 +1,93 @@
+"""Sessions on many nodes: where the others have free slots goes to the data plane, and what they ask of this node's sessions is done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from typing import TYPE_CHECKING, Any
+
+from ostler.errors import OstlerError
+from ostler.sessions.registry import Registered
+
+if TYPE_CHECKING:
+    from ostler.lifecycle.membership import Membership
+    from ostler.sessions.pools import SessionPools
+
+log = logging.getLogger("ostler.sessions")
+
+_LOOK = 1.0  # seconds between two looks at the others
+
+
+class Neighbours:
+    """A part of the node, where the registry has many. Its data is at most a second old, so a node that is asked may refuse."""
+
+    def __init__(self, pools: SessionPools, member: Membership, secret: str, sweep: float) -> None:
+        self._pools, self._member, self._secret, self._every = pools, member, secret, sweep
+        self.elsewhere: list[Registered] = []
+        """The workers of the other living nodes, as the registry has them."""
+        self._told: Any = None
+        self._news = asyncio.Event()
+        self._is_deaf = False
+        self._swept = time.monotonic()
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._task = asyncio.get_running_loop().create_task(self._run(), name="session neighbours")
+
+    async def stop(self) -> None:
+        task, self._task = self._task, None
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def forget(self) -> None:
+        """A new plane knows nothing yet."""
+        self._told = None
+        self._news.set()
+
+    def look_soon(self) -> None:
+        """There may be news."""
+        self._news.set()
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._look()
+                self._is_deaf = False
+            except OstlerError as error:
+                if not self._is_deaf:
+                    log.warning("where other nodes have free slots cannot be read now: %s", error)
+                self._is_deaf = True
+            except Exception:
+                log.exception("the other nodes' sessions could not be looked at; it goes on")
+            try:
+                async with asyncio.timeout(_LOOK):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+            self._news.clear()
+
+    async def _look(self) -> None:
+        registry, now = self._pools.registry, time.monotonic()
+        for session in await registry.orders():
+            self._pools.kill(session, "an operator on another node")
+        own = self._member.id
+        self.elsewhere = [worker for worker in await registry.workers() if worker.node != own]
+        self._tell(own)
+        if now >= self._swept + self._every:
+            self._swept = now
+            await registry.sweep()
+
+    def _tell(self, own: str) -> None:
+        peers: dict[str, dict[str, Any]] = {}
+        for worker in self.elsewhere:
+            if not worker.url:
+                continue
+            peer = peers.setdefault(worker.node, {"url": worker.url, "pools": {}})
+            pool = peer["pools"].setdefault(worker.serves, {"free": 0, "versions": []})
+            pool["free"] += worker.free
+            pool["versions"] = sorted({*pool["versions"], *worker.versions})
+        told = {"own": own, "secret": self._secret, "peers": peers}
+        if told != self._told and self._pools.say("peers", told):
+            self._told = told

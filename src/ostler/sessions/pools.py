@@ -1,0 +1,652 @@
+"""The node's side of sessions: the tenant of session pools, and the go-between of their workers, the data plane and the registry.
+
+The plane chooses the worker and holds the slot; it asks `admit`, and connects its client when the registry has the row and, where the worker
+opens each session itself, the worker has opened it. The frames are listed in docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ostler.errors import OstlerError
+from ostler.events import Bus, SessionsTouched
+from ostler.lifecycle import ends
+from ostler.lifecycle.wire import Frame
+from ostler.lifecycle.worker import Exit, Left, Slot, Worker
+from ostler.sessions.registry import DRAIN, Admission, Beat, Ended, Registry, Verdict, WorkerEntry, WorkerKey
+from ostler.sessions.spec import SessionSpec
+from ostler.store import now_ms
+
+if TYPE_CHECKING:
+    from ostler.lifecycle.supervisor import Supervisor
+    from ostler.sessions.neighbours import Neighbours
+
+log = logging.getLogger("ostler.sessions")
+
+_OPENS = 10.0  # seconds in which a worker opens a session
+_SAY_ENDED = 2.0  # seconds in which the plane says how the sessions of a dead worker ended
+_LINES = 20  # of each line that are shown
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """A worker that takes sessions, or finishes those that it has."""
+
+    worker: Worker
+    spec: SessionSpec
+    info: dict[str, Any]
+    live: set[str] = field(default_factory=set)
+    closing: bool = False  # it takes no new ones
+    cutting: asyncio.TimerHandle | None = None
+    draining_since: float | None = None
+    gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
+    probe_ms: float | None = None
+    mb: float | None = None
+
+    @property
+    def key(self) -> WorkerKey:
+        return WorkerKey(self.worker.component, self.worker.generation)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A session of this node, from its admission on."""
+
+    id: str
+    serving: Serving
+    about: dict[str, Any]
+    asked: float
+    started_at: int
+    has_row: bool = False
+    opened: dict[str, Any] | None = None
+    is_open: bool = False  # the worker has opened it, or need not
+    admitted: bool = False
+    ticket: str = ""
+    clock: asyncio.TimerHandle | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    idle: float = 0.0
+    state: str = "opening"
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to the sessions of one name since the node started."""
+
+    plane: Counter[str] = field(default_factory=Counter)  # admitted, refused, left, expired, bytes_in, bytes_out
+    ended: Counter[str] = field(default_factory=Counter)  # by reason
+    strikes: int = 0
+    hung: int = 0
+    drains: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
+    drained: Counter[str] = field(default_factory=Counter)  # count and sum of drain durations
+
+
+class SessionPools:
+    """All session pools of the node. A part of it: `start` begins the turns with the registry. `supervisor` is set by the runtime."""
+
+    def __init__(
+        self,
+        specs: Mapping[str, SessionSpec],
+        registry: Registry,
+        bus: Bus,
+        *,
+        beat: float,
+        tell: Callable[[str, str, str], object],
+    ) -> None:
+        self.specs, self.registry, self._bus, self._every, self._tell = dict(specs), registry, bus, beat, tell
+        self.supervisor: Supervisor
+        self.neighbours: Neighbours | None = None
+        self.removed: Callable[[Worker], None] = lambda _: None  # a worker and its family are gone
+        self.address: Callable[[Worker, SessionSpec], str | None] = lambda _, __: None  # of programs
+        self._send: Callable[..., None] | None = None  # to the plane
+        self._workers: dict[WorkerKey, Serving] = {}
+        self._live: dict[str, Live] = {}
+        self._lines: dict[str, list[Any]] = {}
+        self._waiting: dict[str, int] = {}
+        self._counts: dict[str, Counts] = {}
+        self._ended: list[Ended] = []
+        self._wanted: list[Live] = []
+        self._news = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        await self.registry.start()
+        self.registry.rung = self.look_soon
+        self._tasks = [
+            loop.create_task(self._turns(), name="session turns"),
+            loop.create_task(self._beats(), name="session beats"),
+        ]
+
+    async def stop(self) -> None:
+        """After the supervisor: no worker is left."""
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if tasks:
+            if self._ended:
+                with_rest, self._ended = self._ended, []
+                await self._try(self.registry.turn(with_rest, []))
+            await self.registry.stop()
+
+    async def _try(self, work: Any) -> Any:
+        """Trouble of the registry never ends a session."""
+        try:
+            return await work
+        except OstlerError as error:
+            log.warning("the registry of sessions: %s", error)
+            return None
+
+    # ---- the plane
+
+    def plane_is_up(self, send: Callable[..., None]) -> None:
+        """A plane begins, perhaps not the first: it learns everything that it needs."""
+        self._send = send
+        self.tell_pools()
+        for serving in self._workers.values():
+            if serving.gone is None:
+                self._say_up(serving)
+        if self.neighbours is not None:
+            self.neighbours.forget()
+
+    def plane_is_gone(self) -> None:
+        """Its connections went with it."""
+        self._send = None
+        self._lines, self._waiting = {}, {}
+        for live in [*self._live.values()]:
+            self._over(
+                live,
+                "relay-lost",
+                {"text": "ostler: the relay has died", "bytes_in": live.bytes_in, "bytes_out": live.bytes_out},
+            )
+
+    def say(self, *frame: object) -> bool:
+        """Tell the plane; False while there is none."""
+        if self._send is not None:
+            self._send("sessions", *frame)
+        return self._send is not None
+
+    def tell_pools(self) -> None:
+        pools = {}
+        for name, spec in self.specs.items():
+            pool = self.supervisor.pools[name]
+            pools[name] = {**spec.terms(), "paused": pool.paused}
+        self.say("pools", pools)
+
+    def _say_up(self, serving: Serving) -> None:
+        info, options = serving.info, serving.spec.options
+        about = {
+            "address": info["address"],
+            "path": info.get("path") or "/",
+            "slots": options.slots,
+            "lifetime": options.lifetime,
+            "served": serving.worker.served,
+            "opens": bool(info.get("opens")),
+            "versions": list(info.get("versions") or options.versions),
+            "product": info.get("product") or options.product,
+            "door": info.get("door"),
+            "cdp": info.get("cdp"),
+        }
+        self.say("up", serving.spec.name, *serving.key, about)
+        if serving.closing:
+            self.say("close", *serving.key)
+
+    def heard(self, frame: Frame) -> None:
+        """What the plane says."""
+        match frame:
+            case ["admit", str(session), str(component), int(generation), dict(about)]:
+                self._admit(session, self._workers.get(WorkerKey(component, generation)), about)
+            case ["ended", str(session), str(reason), dict(about)]:
+                if live := self._live.get(session):
+                    self._over(live, reason, about)
+            case ["empty", str(), int()]:
+                self.supervisor.wake()
+            case ["strike", str(component), int(generation), str(text)]:
+                self._strike(self._workers.get(WorkerKey(component, generation)), text)
+            case ["want", str(name), int(waiting)]:
+                for spec in self.specs.values():
+                    if spec.serves == name:
+                        self.supervisor.reserving.rouse(self.supervisor.pools[spec.name], waiting)
+            case ["facts", dict(facts)]:
+                self._facts(facts)
+            case _:
+                log.warning("the data plane said something of sessions that is not understood: %r", frame[:1])
+
+    def _facts(self, facts: Mapping[str, Any]) -> None:
+        for session, (bytes_in, bytes_out, idle, state) in facts.get("live", {}).items():
+            if live := self._live.get(session):
+                live.bytes_in, live.bytes_out, live.idle, live.state = bytes_in, bytes_out, idle, state
+        self._lines, self._waiting = facts.get("lines", {}), facts.get("lines_total", {})
+        for name, counts in facts.get("counts", {}).items():
+            self.counters(name).plane = Counter(counts)
+        self._touched()
+
+    def _touched(self) -> None:
+        self._bus.send(SessionsTouched())
+
+    def counters(self, name: str) -> Counts:
+        """Of the sessions of one public name."""
+        return self._counts.setdefault(name, Counts())
+
+    def _strike(self, serving: Serving | None, text: str) -> None:
+        if serving is not None:
+            self.counters(serving.spec.serves).strikes += 1
+            log.warning("%s could not be reached by the relay: %s", serving.worker.component, text)
+
+    # ---- a session, from admission to its end
+
+    def _admit(self, session: str, serving: Serving | None, about: dict[str, Any]) -> None:
+        if serving is None or serving.closing or serving.gone or not serving.worker.accepting:
+            self.say("refused", session, "worker", "the worker takes no new sessions", None)
+            return
+        live = Live(session, serving, about, time.monotonic(), now_ms())
+        self._live[session] = live
+        serving.live.add(session)
+        self.supervisor.began(serving.worker)
+        opens, redirects = bool(serving.info.get("opens")), serving.spec.options.redirect
+        live.is_open = not (opens or redirects)
+        if not live.is_open:
+            live.ticket = secrets.token_urlsafe(18) if redirects else ""
+            ticket = {"ticket": live.ticket} if redirects else {}
+            serving.worker.send("open", session, {**about, **ticket})
+            loop = asyncio.get_running_loop()
+            live.clock = loop.call_later(
+                _OPENS, self._refuse, live, "worker", f"the worker did not open it within {_OPENS:g} s"
+            )
+        self._wanted.append(live)
+        self._news.set()
+
+    def _refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
+        """It did not become a session."""
+        if self._live.pop(live.id, None) is None:
+            return
+        self._forget(live)
+        live.serving.worker.served -= 1
+        if live.has_row:
+            self._ended.append(Ended(live.id, "refused", text))
+            self._news.set()
+        self.say("refused", live.id, code, text, seconds)
+
+    def _forget(self, live: Live) -> None:
+        serving = live.serving
+        serving.live.discard(live.id)
+        if live in self._wanted:
+            self._wanted.remove(live)
+        if live.clock is not None:
+            live.clock.cancel()
+        if serving.gone is None and (serving.info.get("opens") or live.ticket):
+            serving.worker.send("close", live.id)
+        if serving.closing and not serving.live:
+            self.supervisor.wake()
+
+    def _ready(self, live: Live) -> None:
+        """The registry has its row, or the worker has opened it: when both are true, the client is connected."""
+        if not (live.has_row and live.is_open) or live.admitted:
+            return
+        live.admitted, live.state = True, "live"
+        if live.clock is not None:
+            live.clock.cancel()
+            live.clock = None
+        ticket = {"ticket": live.ticket} if live.ticket else {}
+        self.say("admitted", live.id, {**(live.opened or {}), **ticket})
+
+    def _over(self, live: Live, reason: str, about: Mapping[str, Any]) -> None:
+        """It has ended."""
+        del self._live[live.id]
+        waits = live in self._wanted
+        self._forget(live)
+        serving = live.serving
+        if not waits:  # else it has no row, and needs none
+            text, code = about.get("text"), about.get("code")
+            self._ended.append(
+                Ended(
+                    live.id,
+                    reason,
+                    str(text)[:500] if text else None,
+                    code if isinstance(code, int) else None,
+                    int(about.get("bytes_in") or 0),
+                    int(about.get("bytes_out") or 0),
+                )
+            )
+            self._news.set()
+        self.counters(serving.spec.serves).ended[reason] += 1
+        if serving.gone is None:
+            self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
+        elif not serving.live:
+            self._unregister(serving)
+        self._touched()
+
+    async def _turns(self) -> None:
+        """Ends and admissions go to the registry together, as many as have gathered while the last turn was written."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            ended, self._ended = self._ended, []
+            wanted, self._wanted = self._wanted, []
+            try:
+                verdicts = await self.registry.turn(ended, [_admission(live) for live in wanted])
+            except OstlerError as error:
+                log.warning("the registry of sessions: %s", error)
+                for live in wanted:
+                    self._refuse(live, "registry", str(error), 2.0)
+            except Exception:
+                log.exception("a turn of sessions failed; it goes on")
+                for live in wanted:
+                    self._refuse(
+                        live, "registry", "the registry of sessions failed; the node's log has the details", 2.0
+                    )
+            else:
+                for live, verdict in zip(wanted, verdicts, strict=True):
+                    self._judged(live, verdict)
+
+    def _judged(self, live: Live, verdict: Verdict) -> None:
+        if live.id not in self._live:
+            if verdict.ok and all(live.id != one.id for one in self._ended):  # refused by its worker meanwhile
+                self._ended.append(Ended(live.id, "refused", "the worker did not open it"))
+                self._news.set()
+        elif verdict.ok:
+            live.has_row = True
+            self._ready(live)
+        else:
+            self._refuse(live, "worker", f"the registry does not admit it: {verdict.why}")
+
+    # ---- workers, as their tenant hears of them
+
+    def is_up(self, worker: Worker) -> None:
+        spec = self.specs[worker.pool.spec.name]
+        info = dict(worker.info)
+        if (address := self.address(worker, spec)) is not None:
+            info |= {"address": address, "path": spec.path}
+        serving = Serving(worker, spec, info)
+        self._workers[serving.key] = serving
+        self.supervisor.spawn_task(self._announce(serving), f"announce {worker.component}")
+
+    async def _announce(self, serving: Serving) -> None:
+        """Registered, then known to the plane. A registry that is away does not hold the worker back: the next beat registers it."""
+        await self._try(self.registry.announce(self._entry(serving)))
+        if serving.gone is None:
+            self._say_up(serving)
+            self._touched()
+
+    def _entry(self, serving: Serving) -> WorkerEntry:
+        options, info = serving.spec.options, serving.info
+        versions = tuple(str(v) for v in (info.get("versions") or options.versions))
+        return WorkerEntry(
+            *serving.key,
+            pool=serving.spec.name,
+            serves=serving.spec.serves,
+            address=str(info["address"]),
+            slots=options.slots,
+            lifetime=options.lifetime,
+            served=serving.worker.served,
+            versions=versions,
+        )
+
+    def of(self, worker: Worker) -> Serving | None:
+        return self._workers.get(WorkerKey(worker.component, worker.generation))
+
+    def said(self, worker: Worker, frame: Frame) -> None:
+        """What a worker says."""
+        serving = self.of(worker)
+        match frame:
+            case ["opened", str(session), dict(endpoint)]:
+                if live := self._live.get(session):
+                    live.is_open, live.opened = (
+                        True,
+                        {k: str(v) for k, v in endpoint.items() if k in ("address", "path")},
+                    )
+                    self._ready(live)
+            case ["unopened", str(session), str(text)]:
+                if live := self._live.get(session):
+                    self._refuse(live, "worker", f"the worker could not open it: {text}")
+            case ["ended", str(session), str(text)]:
+                if live := self._live.get(session):
+                    self.say("kill", live.id, "worker-lost", f"ostler: {text}")
+            case ["began", str(session)]:
+                self.say("began", session)
+            case ["over", str(session), str(reason), dict(about)]:
+                self.say("over", session, reason, about)
+            case ["hung" | "lost" as what, str(text)] if serving is not None:
+                self._broken(serving, what, text)
+
+    def _broken(self, serving: Serving, what: str, text: str) -> None:
+        """What it serves is dead or does not answer: its clients are told, and it is replaced."""
+        if serving.gone is not None:
+            return
+        component = serving.worker.component
+        if what == "hung":
+            self.counters(serving.spec.serves).hung += 1
+        log.error("%s %s: %s", component, "hangs" if what == "hung" else "is lost", text)
+        self._tell("error", component, f"{component} {'hung' if what == 'hung' else 'was lost'}: {text}")
+        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {text}")
+        self.say("down", *serving.key, *serving.gone)
+        self.supervisor.kill(serving.worker, what)
+
+    def beat(self, worker: Worker, facts: Any) -> None:
+        serving = self.of(worker)
+        if serving is None or not isinstance(facts, dict):
+            return
+        probe_ms, mb = facts.get("probe_ms"), facts.get("pss_mb")
+        serving.probe_ms = float(probe_ms) if isinstance(probe_ms, (int, float)) else None
+        if isinstance(mb, (int, float)):
+            serving.mb = worker.rss_mb = float(mb)
+
+    def is_busy(self, worker: Worker) -> bool:
+        serving = self.of(worker)
+        return bool(serving is not None and serving.live)
+
+    def close(self, worker: Worker) -> None:
+        """The worker leaves: no new sessions; those that it has get `drain` seconds."""
+        serving = self.of(worker)
+        if serving is None or serving.draining_since is not None:
+            return
+        serving.closing, serving.draining_since = True, time.monotonic()
+        self.say("close", *serving.key)
+        loop = asyncio.get_running_loop()
+        serving.cutting = loop.call_later(serving.spec.options.drain, self._cut, serving)
+        self._touched()
+
+    def _cut(self, serving: Serving) -> None:
+        if not serving.live or serving.gone:
+            return
+        limit = serving.spec.options.drain
+        component, number = serving.worker.component, len(serving.live)
+        self._tell("warning", component, f"{component}: the drain limit of {limit:g} s has ended {number} sessions")
+        self.say(
+            "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
+        )
+
+    def is_gone(self, worker: Worker, end: Exit) -> Left:
+        self.removed(worker)
+        serving = self.of(worker)
+        if serving is None:
+            return Left()
+        if serving.cutting is not None:
+            serving.cutting.cancel()
+        if serving.draining_since is not None:
+            took, counts = time.monotonic() - serving.draining_since, self.counters(serving.spec.serves)
+            counts.drains.append(took)
+            counts.drained.update({"count": 1})
+        if serving.gone is None:
+            asked = end.kind == "asked"
+            words = ends.words(end.reason, end.code, end.signal)
+            serving.gone = (
+                "shutdown" if asked else "worker-lost",
+                f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
+            )
+            serving.closing = True
+            self.say("down", *serving.key, *serving.gone)
+        had = bool(serving.live) or worker.served > 0
+        if serving.live and self._send is not None:
+            # The plane knows how many bytes went; it says so in a moment.
+            asyncio.get_running_loop().call_later(_SAY_ENDED, self._unregister, serving)
+        else:
+            self._unregister(serving)
+        self._touched()
+        # A worker that serves and dies had sessions in hand: what clients do in them does not stop a pool.
+        crashed = end.kind == "crash" and had
+        return Left(f"sessions:{worker.component}:{worker.generation}" if crashed else None)
+
+    def _unregister(self, serving: Serving) -> None:
+        """It is gone; what is left of its sessions ends with it."""
+        if self._workers.pop(serving.key, None) is None:
+            return
+        reason, text = serving.gone or ("worker-lost", "")
+        for session in [*serving.live]:
+            if live := self._live.get(session):
+                self._over(live, reason, {"text": text, "bytes_in": live.bytes_in, "bytes_out": live.bytes_out})
+        self.supervisor.spawn_task(self._try(self.registry.leave(serving.key, reason, text)), "session worker leaves")
+
+    # ---- now and then
+
+    def look_soon(self) -> None:
+        """Somebody may want something of this node."""
+        if self.neighbours is not None:
+            self.neighbours.look_soon()
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(self._every)
+            try:
+                await self.beat_now()
+            except OstlerError as error:
+                log.warning("the registry of sessions: %s", error)
+            except Exception:
+                log.exception("a beat of sessions failed; it goes on")
+
+    async def beat_now(self) -> None:
+        """The registry hears of all workers, and says what is wanted of them."""
+        beats = []
+        for serving in self._workers.values():
+            live = {
+                s: (self._live[s].bytes_in, self._live[s].bytes_out)
+                for s in serving.live
+                if s in self._live and self._live[s].has_row
+            }
+            status = "draining" if serving.closing else "available"
+            beats.append(Beat(*serving.key, status, serving.worker.served, live))
+        wanted = await self.registry.beat(beats)
+        for key, state in wanted.items():
+            asked = self._workers.get(key)
+            if state == DRAIN and asked is not None and not asked.closing:
+                log.info("%s drains: the registry asks for it", key.component)
+                asked.closing = True
+                self.say("close", *key)
+                asked.worker.tired = "the registry wants it to drain"
+                self.supervisor.wake()
+
+    # ---- what others ask
+
+    def kill(self, session: str, by: str) -> bool:
+        """End a session of this node."""
+        live = self._live.get(session)
+        if live is None:
+            return False
+        self._tell("info", live.serving.worker.component, f"session {session} was ended by {by}")
+        self.say("kill", session, "killed", f"ostler: the session was ended by {by}")
+        return True
+
+    async def end_elsewhere(self, session: str) -> bool:
+        """Ask the node that has it to end it."""
+        return await self.registry.end(session)
+
+    def view_socket(self, session: str) -> str | None:
+        """Where its live view is served, if it has one."""
+        live = self._live.get(session)
+        return None if live is None else live.serving.info.get("views")
+
+    def capacity(self) -> dict[str, dict[str, Any]]:
+        """By public name: slots, and the workers that have them."""
+        found: dict[str, dict[str, Any]] = {}
+        for name, spec in self.specs.items():
+            entry = found.setdefault(spec.serves, {"pools": [], "slots": 0, "in_use": 0, "free": 0, "workers": []})
+            entry["pools"].append(name)
+            entry["waiting"] = self._waiting.get(spec.serves, 0)
+            for slot in self.supervisor.pools[name].slots:
+                workers: list[Worker | None] = [*slot.all()]
+                entry["workers"] += [self._shown(spec, slot, worker, entry) for worker in workers or [None]]
+        return found
+
+    def _shown(self, spec: SessionSpec, slot: Slot, worker: Worker | None, entry: dict[str, Any]) -> dict[str, Any]:
+        serving = self.of(worker) if worker is not None else None
+        in_use = len(serving.live) if serving else 0
+        serves = serving is not None and not serving.closing and worker is not None and worker.accepting
+        entry["in_use"] += in_use
+        if serves:
+            entry["slots"] += spec.options.slots
+            entry["free"] += max(0, spec.options.slots - in_use)
+        return {
+            "component": slot.component,
+            "pool": spec.name,
+            "generation": worker.generation if worker else slot.generation,
+            "status": str(worker.status if worker else slot.rest),
+            "serves": serves,
+            "slots": spec.options.slots,
+            "in_use": in_use,
+            "served": worker.served if worker else 0,
+            "lifetime": spec.options.lifetime,
+            "probe_ms": serving.probe_ms if serving else None,
+            "mb": (serving.mb if serving else None) or (worker.rss_mb if worker else None),
+            "versions": list(serving.info.get("versions") or spec.options.versions) if serving else [],
+            "started_at": worker.started_ms if worker else None,
+        }
+
+    def live(self) -> list[dict[str, Any]]:
+        """The live sessions of this node, oldest first."""
+        names = ("owner", "client", "agent", "priority", "waited_ms", "key", "via")
+        return [
+            {
+                "id": live.id,
+                "pool": live.serving.spec.name,
+                "serves": live.serving.spec.serves,
+                "component": live.serving.worker.component,
+                "generation": live.serving.worker.generation,
+                **{name: live.about.get(name) for name in names},
+                "started_at": live.started_at,
+                "bytes_in": live.bytes_in,
+                "bytes_out": live.bytes_out,
+                "idle": live.idle,
+                "state": live.state,
+                "views": bool(live.serving.info.get("views")),
+            }
+            for live in self._live.values()
+        ]
+
+    def lines(self) -> dict[str, dict[str, Any]]:
+        """Who waits, by public name."""
+        return {
+            spec.serves: {
+                "total": self._waiting.get(spec.serves, 0),
+                "first": self._lines.get(spec.serves, [])[:_LINES],
+            }
+            for spec in self.specs.values()
+        }
+
+    def counts(self) -> dict[str, Counts]:
+        """What was counted, by public name."""
+        return {spec.serves: self.counters(spec.serves) for spec in self.specs.values()}
+
+
+def _admission(live: Live) -> Admission:
+    about, spec = live.about, live.serving.spec
+    return Admission(
+        live.id,
+        *live.serving.key,
+        pool=spec.name,
+        serves=spec.serves,
+        owner=str(about.get("owner") or ""),
+        priority=int(about.get("priority") or 0),
+        client=about.get("client"),
+        agent=about.get("agent"),
+        key=about.get("key"),
+        via=about.get("via"),
+        waited_ms=float(about.get("waited_ms") or 0.0),
+    )

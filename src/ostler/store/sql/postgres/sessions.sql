@@ -1,0 +1,147 @@
+-- Sessions and the workers that take them. What writes a node's rows holds the lock sessions:<node>, so that counts stay true.
+
+-- name: put_session_workers
+-- A node that was declared dead announces nothing.
+INSERT INTO ostler.session_workers (node, component, generation, pool, serves, address, slots, lifetime, served, status, wanted, versions, started_at, beat_at)
+SELECT row ->> 0, row ->> 1, (row ->> 2)::bigint, row ->> 3, row ->> 4, row ->> 5, (row ->> 6)::bigint, (row ->> 7)::bigint, (row ->> 8)::bigint,
+       row ->> 9, 'serve', row ->> 10, (row ->> 11)::bigint, (row ->> 11)::bigint
+  FROM jsonb_array_elements(:rows::jsonb) AS row
+ WHERE EXISTS (SELECT 1 FROM ostler.nodes WHERE id = row ->> 0 AND status IN ('starting', 'healthy', 'stopping'))
+ON CONFLICT (node, component, generation) DO UPDATE SET pool = excluded.pool, serves = excluded.serves, address = excluded.address,
+   slots = excluded.slots, lifetime = excluded.lifetime, served = greatest(session_workers.served, excluded.served), status = excluded.status,
+   versions = excluded.versions, beat_at = excluded.beat_at;
+
+-- name: admit_sessions
+-- As many as the worker has slots and lifetime for, in the order given. One that is in the table already is passed over.
+INSERT INTO ostler.sessions (id, component, generation, pool, serves, owner, priority, client, agent, key, via, waited_ms, node, started_at, seen_at, bytes_in, bytes_out)
+SELECT a.id, a.component, a.generation, a.pool, a.serves, a.owner, a.priority, a.client, a.agent, a.sticky, a.via, a.waited_ms, :node, :now, :now, 0, 0
+  FROM (SELECT *, row_number() OVER (PARTITION BY component, generation ORDER BY place) AS nth
+          FROM (SELECT place, row ->> 0 AS id, row ->> 1 AS component,
+                       (row ->> 2)::bigint AS generation, row ->> 3 AS pool, row ->> 4 AS serves,
+                       row ->> 5 AS owner, (row ->> 6)::bigint AS priority, row ->> 7 AS client,
+                       row ->> 8 AS agent, row ->> 9 AS sticky, row ->> 10 AS via,
+                       (row ->> 11)::float8 AS waited_ms
+                  FROM jsonb_array_elements(:wanted::jsonb) WITH ORDINALITY AS j (row, place)) AS given
+         WHERE NOT EXISTS (SELECT 1 FROM ostler.sessions AS s WHERE s.id = given.id)) AS a
+  JOIN ostler.session_workers AS w ON w.node = :node AND w.component = a.component AND w.generation = a.generation
+ WHERE w.status = 'available' AND w.wanted = 'serve' AND (w.lifetime = 0 OR w.served + a.nth <= w.lifetime)
+   AND a.nth + (SELECT count(*) FROM ostler.sessions AS s
+                 WHERE s.node = :node AND s.component = a.component AND s.generation = a.generation AND s.ended_at IS NULL) <= w.slots
+ON CONFLICT DO NOTHING
+RETURNING id, component, generation;
+
+-- name: count_served
+UPDATE ostler.session_workers SET served = served + (row ->> 3)::bigint FROM jsonb_array_elements(:rows::jsonb) AS row
+ WHERE node = row ->> 0 AND component = row ->> 1 AND generation = (row ->> 2)::bigint;
+
+-- name: session_rooms
+-- What the workers of a node have: to say why one took no session.
+SELECT w.component, w.generation, w.slots, w.lifetime, w.served, w.status, w.wanted,
+       (SELECT count(*) FROM ostler.sessions AS s
+         WHERE s.node = w.node AND s.component = w.component AND s.generation = w.generation AND s.ended_at IS NULL) AS in_use
+  FROM ostler.session_workers AS w WHERE w.node = :node;
+
+-- name: sessions_of
+SELECT id, node, component, generation, ended_at FROM ostler.sessions WHERE id IN (SELECT v FROM jsonb_array_elements_text(:ids::jsonb) AS v);
+
+-- name: end_sessions
+UPDATE ostler.sessions SET ended_at = (row ->> 1)::bigint, reason = row ->> 2, text = row ->> 3, code = (row ->> 4)::bigint,
+       bytes_in = (row ->> 5)::bigint, bytes_out = (row ->> 6)::bigint
+  FROM jsonb_array_elements(:rows::jsonb) AS row WHERE id = row ->> 0 AND ended_at IS NULL;
+
+-- name: beat_session_workers
+UPDATE ostler.session_workers SET beat_at = :now, status = b.status, served = greatest(session_workers.served, b.seen)
+  FROM (SELECT row ->> 0 AS component, (row ->> 1)::bigint AS generation,
+               row ->> 2 AS status, (row ->> 3)::bigint AS seen FROM jsonb_array_elements(:batch::jsonb) AS row) AS b
+ WHERE session_workers.node = :node AND session_workers.component = b.component AND session_workers.generation = b.generation
+RETURNING session_workers.component, session_workers.generation, session_workers.wanted;
+
+-- name: seen_sessions
+UPDATE ostler.sessions SET seen_at = :now, bytes_in = b.bytes_in, bytes_out = b.bytes_out
+  FROM (SELECT row ->> 0 AS id, (row ->> 1)::bigint AS bytes_in, (row ->> 2)::bigint AS bytes_out
+          FROM jsonb_array_elements(:batch::jsonb) AS row) AS b
+ WHERE sessions.id = b.id AND sessions.ended_at IS NULL
+RETURNING sessions.id;
+
+-- name: end_strays
+-- Live rows of a node that the node knows nothing of: their admission was in doubt, and given up.
+UPDATE ostler.sessions SET ended_at = :now, reason = :reason, text = :text
+ WHERE node = :node AND ended_at IS NULL AND id NOT IN (SELECT v FROM jsonb_array_elements_text(:ids::jsonb) AS v) RETURNING id;
+
+-- name: add_sessions
+INSERT INTO ostler.sessions (id, pool, serves, node, component, generation, owner, priority, client, agent, key, via, waited_ms, started_at, ended_at, reason, text, code, bytes_in, bytes_out, seen_at)
+SELECT row ->> 0, row ->> 1, row ->> 2, row ->> 3, row ->> 4, (row ->> 5)::bigint, row ->> 6, (row ->> 7)::bigint, row ->> 8, row ->> 9, row ->> 10, row ->> 11, (row ->> 12)::float8, (row ->> 13)::bigint, (row ->> 14)::bigint, row ->> 15, row ->> 16, (row ->> 17)::bigint, (row ->> 18)::bigint, (row ->> 19)::bigint, (row ->> 20)::bigint
+  FROM jsonb_array_elements(:rows::jsonb) AS row
+ON CONFLICT DO NOTHING;
+
+-- name: end_worker_sessions
+UPDATE ostler.sessions SET ended_at = :now, reason = :reason, text = :text
+ WHERE node = :node AND component = :component AND generation = :generation AND ended_at IS NULL RETURNING id;
+
+-- name: drop_session_worker
+DELETE FROM ostler.session_workers WHERE node = :node AND component = :component AND generation = :generation;
+
+-- name: end_node_sessions
+UPDATE ostler.sessions SET ended_at = :now, reason = :reason, text = :text WHERE node = :node AND ended_at IS NULL RETURNING id, component, generation;
+
+-- name: drop_node_session_workers
+DELETE FROM ostler.session_workers WHERE node = :node RETURNING component, generation, pool, beat_at;
+
+-- name: session_nodes_gone
+-- Nodes that have ended and have something here.
+SELECT w.node FROM ostler.session_workers AS w WHERE w.node NOT IN (SELECT id FROM ostler.nodes WHERE status IN ('starting', 'healthy', 'stopping'))
+ UNION
+SELECT s.node FROM ostler.sessions AS s WHERE s.ended_at IS NULL AND s.node NOT IN (SELECT id FROM ostler.nodes WHERE status IN ('starting', 'healthy', 'stopping'));
+
+-- name: session_workers
+SELECT w.node, n.name, n.url, w.pool, w.serves, w.component, w.generation, w.address, w.slots, w.lifetime, w.served, w.status, w.wanted,
+       w.versions, w.started_at, w.beat_at,
+       (SELECT count(*) FROM ostler.sessions AS s
+         WHERE s.node = w.node AND s.component = w.component AND s.generation = w.generation AND s.ended_at IS NULL) AS in_use
+  FROM ostler.session_workers AS w JOIN ostler.nodes AS n ON n.id = w.node
+ WHERE n.status IN ('starting', 'healthy', 'stopping') AND n.beat_at + n.lease_ms >= :now ORDER BY w.node, w.component, w.generation;
+
+-- name: want_session_worker
+UPDATE ostler.session_workers SET wanted = :wanted WHERE node = :node AND component = :component AND generation = :generation RETURNING node;
+
+-- name: want_session_end
+UPDATE ostler.sessions SET wanted = 'end' WHERE id = :id AND ended_at IS NULL RETURNING node;
+
+-- name: session_orders
+SELECT id FROM ostler.sessions WHERE node = :node AND ended_at IS NULL AND wanted = 'end';
+
+-- name: sessions
+SELECT id, pool, serves, node, component, generation, owner, priority, client, agent, key, via, waited_ms, started_at, ended_at, reason, text, code, bytes_in, bytes_out, seen_at
+  FROM ostler.sessions WHERE {where} ORDER BY started_at DESC, id DESC LIMIT :limit;
+
+-- condition: session_before
+(started_at, id) < (:at, :before)
+
+-- condition: session_id
+id = :id
+
+-- condition: session_pool
+(pool = :pool OR serves = :pool)
+
+-- condition: session_owner
+owner = :owner
+
+-- condition: session_component
+component = :component
+
+-- condition: session_node
+node = :node
+
+-- condition: session_live
+ended_at IS NULL
+
+-- condition: session_ended
+ended_at IS NOT NULL
+
+-- name: sessions_beyond
+-- The newest of those that are too many.
+SELECT ended_at, id FROM ostler.sessions WHERE ended_at IS NOT NULL ORDER BY ended_at DESC, id DESC LIMIT 1 OFFSET :kept;
+
+-- name: purge_sessions
+DELETE FROM ostler.sessions WHERE id IN (
+  SELECT id FROM ostler.sessions WHERE ended_at IS NOT NULL AND (ended_at, id) <= (:at, :id) ORDER BY ended_at, id LIMIT :most) RETURNING id;
