@@ -91,6 +91,16 @@ class EnvSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenSettings:
+    """A token that may open sessions of some pools and do nothing else. TOML: a table `[tokens.<name>]`."""
+
+    secret: str = _setting("", "what its holder sends as a bearer token or as `?token=`; at least 16 characters")
+    pools: tuple[str, ...] = _setting((), "the names of pools whose sessions it may open; none: all")
+    sessions: int = _setting(0, "so many sessions at once through one node, those that wait included; 0: no limit")
+    priority: int = _setting(0, "the highest priority that its sessions may ask for, -100 to 100")
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """One node's settings. Durations are seconds."""
 
@@ -215,6 +225,7 @@ class Settings:
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)
+    tokens: Mapping[str, TokenSettings] = field(default_factory=dict)
     file: str = ""  # the configuration file that was read
 
     @property
@@ -249,11 +260,12 @@ class Settings:
         return replace(declared, **values, folder=declared.folder if own.requirements is None else own.folder)
 
 
-SESSION_KEYS = ("slots", "lifetime", "line", "line_wait", "idle", "longest", "drain", "redirect")
-"""Of a pool's settings, those that only sessions have."""
-NODE_KEYS = {f.name: f for f in fields(Settings) if f.name not in ("pools", "envs", "file")}
+NODE_KEYS = {f.name: f for f in fields(Settings) if f.name not in ("pools", "envs", "tokens", "file")}
 POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
 ENV_KEYS = {f.name: f for f in fields(EnvSettings) if f.name != "folder"}
+TOKEN_KEYS = {f.name: f for f in fields(TokenSettings)}
+_SHORTEST_SECRET = 16
+PRIORITIES = range(-100, 101)  # of sessions
 
 
 def load(
@@ -308,6 +320,9 @@ def _from_toml(values: dict[str, Any], pools: dict[str, dict[str, Any]], path: P
         name: described(name, env, path.absolute().parent, f"{path}: [env.{name}]")
         for name, env in _tables(table, "env", path)
     }
+    values["tokens"] = {
+        name: _token(name, given, f"{path}: [tokens.{name}]") for name, given in _tables(table, "tokens", path)
+    }
     for key, value in table.items():
         values[key] = _typed(NODE_KEYS, key, value, f"{path}: {key}")
 
@@ -317,6 +332,29 @@ def _tables(table: dict[str, Any], key: str, path: Path) -> list[tuple[str, Any]
     if not isinstance(found, dict):
         raise ConfigError(f"{path}: {key} must be a table of tables, [{key}.NAME], found {found!r}")
     return list(found.items())
+
+
+def _token(name: str, table: Any, source: str) -> TokenSettings:
+    """A token's settings, checked. Raises ConfigError; no message shows a secret."""
+    if not _ENV_NAME.fullmatch(name):
+        raise ConfigError(f"{source}: a token's name has letters, digits, '_' and '-', at most 63, found {name!r}")
+    if not isinstance(table, Mapping):
+        raise ConfigError(f'{source} must be a table, such as [tokens.{name}] secret = "…", pools = ["chromium"]')
+    if strange := next((key for key in table if key not in TOKEN_KEYS), None):
+        raise ConfigError(f"{source}: {strange!r} is not a key of a token; known are {', '.join(TOKEN_KEYS)}")
+    secret, pools = table.get("secret"), table.get("pools", [])
+    sessions, priority = table.get("sessions", 0), table.get("priority", 0)
+    if not isinstance(secret, str) or len(secret) < _SHORTEST_SECRET or not secret.isascii() or " " in secret:
+        raise ConfigError(
+            f"{source}: secret must be text of at least {_SHORTEST_SECRET} ASCII characters without spaces"
+        )
+    if not isinstance(pools, list) or not all(isinstance(pool, str) for pool in pools):
+        raise ConfigError(f'{source}: pools must be a list of names, such as ["chromium"], found {pools!r}')
+    if type(sessions) is not int or sessions < 0:
+        raise ConfigError(f"{source}: sessions must be a whole number of at least 0, found {sessions!r}")
+    if type(priority) is not int or priority not in PRIORITIES:
+        raise ConfigError(f"{source}: priority must be a whole number from -100 to 100, found {priority!r}")
+    return TokenSettings(secret, tuple(pools), sessions, priority)
 
 
 def described(name: str, table: Any, folder: Path, source: str) -> EnvSettings:

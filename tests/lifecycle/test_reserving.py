@@ -10,11 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from ostler.config import Settings
 from ostler.events import Bus
+from ostler.lifecycle import reserving
 from ostler.lifecycle.admission import Need
 from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Membership
+from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.ticket import Demand, Standing
@@ -68,7 +72,7 @@ class Stage:
             store.nodes.register(member.row)
         self.ledger = Ledger(self.box, headroom=Need(), lane=self.lanes[0])
         spec = PoolSpec("models", 0, lambda slot: [sys.executable, str(SERVING), str(slot.key)], on_demand=True)
-        spec = replace(spec, tenant=Sessions(), need=self.needs)
+        spec = replace(spec, tenant=Sessions(), need=self.needs, recycle=RecycleLimits(count=1, warm=True))
         self.supervisor = Supervisor(settings, *self.lanes, Bus(), [spec], member, self.ledger)
         self.needs.supervisor = self.supervisor
 
@@ -157,5 +161,42 @@ def test_a_crashed_worker_gives_its_memory_back_and_asks_again(tmp_path: Path) -
         await stage.until(lambda: slot.generation == 2 and slot.status is Status.HEALTHY, "it to be started again")
         assert worker.ticket is None and slot.worker.ticket.granted
         assert len(stage.ledger.snapshot()["devices"][0]["owners"]) == 1
+
+    play(tmp_path, scene)
+
+
+def test_a_replacement_is_warmed_beside_its_predecessor_where_there_is_memory_for_both(tmp_path: Path) -> None:
+    async def scene(stage: Stage) -> None:
+        slot = await stage.up("400")
+        old = slot.worker
+        stage.supervisor.began(old)
+        heir = await stage.until(lambda: slot.heir, "its replacement")
+        assert slot.worker is old and not old.leave, "it serves until the other one is ready"
+        owners = stage.ledger.snapshot()["devices"][0]["owners"]
+        assert sorted(o["need_mb"] for o in owners) == [400, 400], "both have their memory"
+        await stage.until(lambda: slot.worker is heir and not slot.leaving, "the replacement to take over")
+        await stage.until(
+            lambda: [o["status"] for o in stage.ledger.snapshot()["devices"][0]["owners"]] == ["settled"],
+            "the memory of the old one to come back",
+        )
+
+    play(tmp_path, scene)
+
+
+def test_a_worker_leaves_before_its_replacement_is_started_where_there_is_no_memory_for_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reserving, "_BESIDE", 0.3)
+
+    async def scene(stage: Stage) -> None:
+        slot = await stage.up("600")
+        old = slot.worker
+        stage.supervisor.began(old)
+        await stage.until(lambda: slot.heir_ticket, "its replacement to ask for memory")
+        fresh = await stage.until(lambda: slot.worker is not old and slot.worker, "the next one")
+        assert fresh.generation == old.generation + 1
+        await stage.until(lambda: slot.status is Status.HEALTHY, "it to be up")
+        assert slot.heir is None and slot.heir_ticket is None
+        assert slot.pool.recycling is None, "the next one of the pool may recycle"
 
     play(tmp_path, scene)

@@ -21,6 +21,8 @@ from ostler.plane.forwarding import INNER
 from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
 from ostler.plane.request import Request
+from ostler.plane.sessions import PATH as SESSIONS
+from ostler.plane.sessions import Sessions
 from ostler.plane.upstream import Upstream
 
 LISTEN = "LISTEN"  # the descriptor that the node passes
@@ -36,9 +38,10 @@ class Plane:
         self._loop = asyncio.get_running_loop()
         self.node = Upstream(NODE)
         self._to_node = Forward(self.node, finishes=False)
-        self.front = Front(sock, self.route, files=lambda: len(self.node.links))
+        self.front = Front(sock, self.route, files=lambda: len(self.node.links) + len(self.sessions.live))
         self.channel = Channel(self._heard, self._facts)
         self.calls = Calls(self.channel.send)
+        self.sessions = Sessions(self.channel.send, lambda: self.calls.access)
         self.openai = openai.Routes(self.calls)
         self._stop = asyncio.Event()
 
@@ -46,6 +49,8 @@ class Plane:
         """What is done with a request."""
         if request.path.startswith(PATH):
             return self.calls.route(request)
+        if request.path.startswith(SESSIONS):
+            return self.sessions.route(request)
         if request.path.startswith(INNER):
             return self.calls.asked_by_node(request)
         if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):
@@ -60,11 +65,14 @@ class Plane:
         await self._stop.wait()
         await self.front.stop()
         self.calls.report(last=True)  # what ended meanwhile
+        self.sessions.report()
 
     def stop(self) -> None:
         """The first time: answer what was asked, then leave. From the second on: now."""
         if self._stop.is_set():
+            self.sessions.end_all()
             self.front.abort()
+        self.sessions.stop()
         self._stop.set()
         self.calls.known.set()
 
@@ -80,6 +88,8 @@ class Plane:
         """What the node says."""
         if frame == ["stop"]:
             self.stop()
+        elif frame[0] == "sessions":
+            self.sessions.heard(frame)
         elif frame[0] != "label":
             self.calls.heard(frame)
 

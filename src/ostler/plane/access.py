@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from ostler import private
-from ostler.config import Settings, is_loopback
+from ostler.config import PRIORITIES, Settings, is_loopback
 
 COOKIE = "ostler_token"
 
@@ -27,6 +27,8 @@ _OPEN = ("/healthz", "/readyz", "/login")
 _FILES = "/ui/"
 _INNER = "/api/v1/inner/"
 _CALLS = ("/api/v1/calls/", "/v1/")
+SESSIONS = "/sessions/"
+OWNER = b"x-ostler-owner"  # for whom a node passes a session on
 _BY = b"ostler-forwarded-by"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
@@ -44,6 +46,31 @@ class Refusal(NamedTuple):
     message: str
 
 
+class Caller(NamedTuple):
+    """Who opens sessions, and what it may."""
+
+    owner: str
+    pools: frozenset[str] = frozenset()  # names; none: all
+    sessions: int = 0  # at once; 0: no limit
+    priority: int = PRIORITIES[-1]  # the highest
+    via: str | None = None  # the node that passes it on
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One that may open sessions and nothing else (`[tokens.NAME]`)."""
+
+    name: str
+    secret: str
+    pools: list[str]
+    sessions: int
+    priority: int
+
+    @property
+    def caller(self) -> Caller:
+        return Caller(f"token:{self.name}", frozenset(self.pools), self.sessions, self.priority)
+
+
 @dataclass(frozen=True, slots=True)
 class Access:
     """The rule, as plain data: it travels to the data plane over the control channel (`asdict`, `Access.read`)."""
@@ -54,6 +81,7 @@ class Access:
     public: frozenset[str]  # names under which a reverse proxy serves the node
     friends: frozenset[int]  # users that need no token
     key: str = ""  # of the node's workers, which may call models and nothing else; empty: there is none
+    tokens: tuple[Token, ...] = ()
 
     @classmethod
     def of(cls, settings: Settings, secret: str = "", key: str = "") -> Access:
@@ -62,7 +90,8 @@ class Access:
         # Users are told apart only where everybody is on this machine, and not behind a proxy: there, all come as its user.
         trusts = loopback and not settings.token and not public
         friends = frozenset({0, os.geteuid()}) if trusts else frozenset[int]()
-        return cls(token(settings), secret, loopback, public, friends, key)
+        tokens = tuple(Token(n, t.secret, [*t.pools], t.sessions, t.priority) for n, t in settings.tokens.items())
+        return cls(token(settings), secret, loopback, public, friends, key, tokens)
 
     def frame(self) -> dict[str, Any]:
         """As JSON can hold it."""
@@ -70,13 +99,45 @@ class Access:
 
     @classmethod
     def read(cls, frame: dict[str, Any]) -> Access:
-        return cls(**{**frame, "public": frozenset(frame["public"]), "friends": frozenset(frame["friends"])})
+        sets = {"public": frozenset(frame["public"]), "friends": frozenset(frame["friends"])}
+        return cls(**{**frame, **sets, "tokens": tuple(Token(**token) for token in frame["tokens"])})
 
     def refusal(self, method: str, path: str, query: bytes, headers: Headers, peer: int | None) -> Refusal | None:
         """Why the request is not taken; None when it is. `peer`: the user whose process has connected, where that is known."""
         first = dict(reversed(headers))  # of several, the first counts
         if self._is_node(method, path, first):
             return None  # it may know us by a name that no client uses
+        if why := self._strange_page(method, first):
+            return why
+        given = _given(query, headers, first)
+        if _is_open(path) or self._is_friend(peer, first) or any(_same(one, self.token) for one in given):
+            return None
+        if self.key and path.startswith(_CALLS) and any(_same(one, self.key) for one in _bearer(first)):
+            return None
+        if named := self._named(given):
+            return Refusal(403, "FORBIDDEN", f"the token {named.name!r} may open sessions and nothing else")
+        return _UNKNOWN
+
+    def caller(self, method: str, path: str, query: bytes, headers: Headers, peer: int | None) -> Caller | Refusal:
+        """Who wants a session; for the pools that it may have, see there."""
+        first = dict(reversed(headers))
+        if self._is_node(method, path, first):
+            via, owner = (first.get(name, b"").decode("latin-1") for name in (_BY, OWNER))
+            return Caller(owner or f"node:{via}", via=via)
+        if why := self._strange_page("POST", first):  # a session changes things, whatever its method is
+            return why
+        given = _given(query, headers, first)
+        if any(_same(one, self.token) for one in given):
+            return Caller("token")
+        if named := self._named(given):
+            return named.caller
+        return Caller(f"user:{peer}") if self._is_friend(peer, first) else _UNKNOWN
+
+    def _named(self, given: list[str]) -> Token | None:
+        return next((token for token in self.tokens if any(_same(one, token.secret) for one in given)), None)
+
+    def _strange_page(self, method: str, first: dict[bytes, bytes]) -> Refusal | None:
+        """Why a request is not taken whatever it knows: it comes from a page of another site, or under a strange name."""
         host = first.get(b"host", b"").decode("latin-1")
         origin = first.get(b"origin", b"").decode("latin-1")
         # A page from elsewhere can make a browser send requests here; it cannot hide where it comes from.
@@ -90,19 +151,11 @@ class Access:
             return Refusal(403, "FORBIDDEN_ORIGIN", f"requests from pages of {origin} are not taken")
         if origin == "null" and method not in ("GET", "HEAD"):
             return Refusal(403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not taken")
-        if _is_open(path) or self._is_friend(peer, first) or self._knows(query, headers, first):
-            return None
-        if self.key and path.startswith(_CALLS) and any(_same(given, self.key) for given in _bearer(first)):
-            return None
-        return Refusal(
-            401,
-            "UNAUTHORIZED",
-            "a token is needed: send the header 'Authorization: Bearer …' (`ostler token` prints it)",
-        )
+        return None
 
     def _is_node(self, method: str, path: str, first: dict[bytes, bytes]) -> bool:
-        """Whether another node of the store reads an inner route, or passes on a call."""
-        passes_on = path.startswith(_CALLS) and _BY in first
+        """Whether another node of the store reads an inner route, or passes on a call or a session."""
+        passes_on = path.startswith((*_CALLS, SESSIONS)) and _BY in first
         if not self.secret or not (passes_on or (method == "GET" and path.startswith(_INNER))):
             return False
         return any(_same(given, self.secret) for given in _bearer(first))
@@ -114,12 +167,10 @@ class Access:
         """Whether the node's own user or root has connected, and not for somebody else."""
         return peer in self.friends and not any(name in first for name in _FORWARDED)
 
-    def _knows(self, query: bytes, headers: Headers, first: dict[bytes, bytes]) -> bool:
-        candidates = _bearer(first) + parse_qs(query.decode("latin-1")).get("token", [])
-        for name, line in headers:
-            if name == b"cookie":
-                candidates += cookies(line.decode("latin-1"))
-        return any(_same(given, self.token) for given in candidates)
+
+_UNKNOWN = Refusal(
+    401, "UNAUTHORIZED", "a token is needed: send the header 'Authorization: Bearer …' (`ostler token` prints it)"
+)
 
 
 def _is_open(path: str) -> bool:
@@ -130,6 +181,15 @@ def _bearer(first: dict[bytes, bytes]) -> list[str]:
     """The token of an Authorization header. What clients send is UTF-8."""
     given = first.get(b"authorization", b"")
     return [given[7:].decode(errors="replace")] if given[:7].lower() == b"bearer " else []
+
+
+def _given(query: bytes, headers: Headers, first: dict[bytes, bytes]) -> list[str]:
+    """All tokens that a request carries."""
+    found = _bearer(first) + parse_qs(query.decode("latin-1")).get("token", [])
+    for name, line in headers:
+        if name == b"cookie":
+            found += cookies(line.decode("latin-1"))
+    return found
 
 
 def _same(given: str, wanted: str) -> bool:

@@ -59,7 +59,7 @@ class Calls:
         self._exclusive = False
         self._timers = Timers()
         self.tasks: dict[str, Task] = {}
-        self._access: Access | None = None
+        self.access: Access | None = None
         self.known = asyncio.Event()  # the node has said what there is
         self._max_body = 0
         self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
@@ -82,7 +82,7 @@ class Calls:
     def heard(self, frame: list[Any]) -> None:
         match frame:
             case ["catalog", dict(told)]:
-                self._access = Access.read(told["access"])
+                self.access = Access.read(told["access"])
                 self._max_body, self._exclusive = told["max_body"], told["exclusive"]
                 self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
                 for key, line in self.leases.lines.items():
@@ -183,9 +183,9 @@ class Calls:
 
     def refusal(self, request: Request) -> Refuse | None:
         """Why its client may not call; None when it may."""
-        if self._access is None:
+        if self.access is None:
             return Refuse(503, "STARTING", "the node is starting; try again", {"retry-after": "1"})
-        why = self._access.refusal(request.method, request.path, request.query, request.headers, request.peer)
+        why = self.access.refusal(request.method, request.path, request.query, request.headers, request.peer)
         return None if why is None else Refuse(why.status, why.code, why.message)
 
     def begin(self, request: Request, task: Task, model: str) -> Plan:
@@ -198,9 +198,9 @@ class Calls:
         if seen is None:
             return self._meant(request)
         access, peer, plan = seen.memo or (None, None, None)
-        if access is None or access is not self._access or peer != request.peer:
+        if access is None or access is not self.access or peer != request.peer:
             plan = self._meant(request)
-            seen.memo = (self._access, request.peer, plan) if isinstance(plan, Peek) else None
+            seen.memo = (self.access, request.peer, plan) if isinstance(plan, Peek) else None
         # As in `Request.go`: the body is here.
         return plan.then(request) if isinstance(plan, Peek) else plan
 

@@ -3,6 +3,7 @@
     Forward   stream the body to an upstream and the answer back      Peek    decide when the first bytes of the body are here
     Reply     answer at once                                          Serve   a coroutine answers, or returns another plan
     Refuse    answer with an error                                    None    nothing yet: `go` follows
+    Relay     a Forward whose 101 makes a session of the connection
 
 Forward, Peek, Reply and Refuse run in callbacks; only Serve costs a task.
 """
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ostler.plane.upstream import Upstream
+from ostler.plane.upstream import Head, Link, Upstream
 
 if TYPE_CHECKING:
     from ostler.plane.request import Request
@@ -38,6 +39,17 @@ class Forward:
     lingers: bool = False  # who is left in the middle is over when the upstream has closed the connection, too
     left: Callable[[Request], None] | None = None  # … and this is called when it is left
     finishes: bool = True  # False: an event stream that ends when the plane is asked to stop
+
+
+@dataclass(slots=True)
+class Relay(Forward):
+    """Pass a handshake on. After a 101 the connections are those of a session: `switched(request, head, link, rest)` takes both, and none
+    of the callbacks of a Forward comes; `rest` has come behind the head. Any other answer is for the client, unless `declined(request,
+    head)` knows something else to do.
+    """
+
+    switched: Callable[[Request, Head, Link, bytes], None] = lambda *_: None
+    declined: Callable[[Request, Head], Plan] | None = None
 
 
 @dataclass(frozen=True, slots=True)

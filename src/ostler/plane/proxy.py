@@ -45,6 +45,7 @@ class Client(Entry, asyncio.Protocol):
         self.is_reading = False  # inside data_received
         self.is_full = False  # it does not take what is written
         self.is_tunnel = False
+        self.is_relayed = False  # it is a session's
         self._file = -1
         self._front = front
         self._parser = httptools.HttpRequestParser(self)
@@ -81,9 +82,7 @@ class Client(Entry, asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._front.clients.discard(self)
         self.exit()
-        for clock in (self._idle_clock, self._stall_clock, self._glancing):
-            if clock is not None:
-                clock.cancel()
+        self._stop_clocks()
         self._line.clear()
         now, self._now = self._now, None
         if now is not None:
@@ -307,6 +306,8 @@ class Client(Entry, asyncio.Protocol):
 
     def close_if_idle(self) -> None:
         """The plane stops: whoever is being answered is answered to the end, except on streams without one."""
+        if self.is_relayed:
+            return  # it ends with its session
         if self._now is not None:
             if not self._now.finishes:
                 self.cut()
@@ -348,6 +349,26 @@ class Client(Entry, asyncio.Protocol):
         if self._after and link is not None:
             link.write(self._after)
             self._after = b""
+
+    def hand_over(self) -> bytes:
+        """The connection is a session's from now on, which gives it another protocol; `gone` says that it is closed. What came behind
+        the request is returned.
+        """
+        self.is_relayed, self._in_body, self._now, self._coming = True, False, None, None
+        self.exit()
+        self._stop_clocks()
+        self.read_on()
+        after, self._after = self._after, b""
+        return after
+
+    def gone(self) -> None:
+        self._front.clients.discard(self)
+        self._front.left()
+
+    def _stop_clocks(self) -> None:
+        for clock in (self._idle_clock, self._stall_clock, self._glancing):
+            if clock is not None:
+                clock.cancel()
 
     def pause_writing(self) -> None:
         self.is_full = True
@@ -448,9 +469,10 @@ class Front:
             await self._empty.wait()
 
     def abort(self) -> None:
-        """End all that is left."""
+        """End all that is left, but for sessions: they are told why, and have a moment to read it."""
         for client in [*self.clients]:
-            client.transport.abort()
+            if not client.is_relayed:
+                client.transport.abort()
 
     def left(self) -> None:
         if self._empty is not None and not self.clients:

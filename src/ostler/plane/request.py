@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
 from ostler.plane.entry import STATUS_LINES, error_body, error_headers
 from ostler.plane.heads import Seen
-from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
-from ostler.plane.upstream import Head, Headers, Link
+from ostler.plane.plan import Forward, Peek, Plan, Refuse, Relay, Reply, Serve
+from ostler.plane.upstream import HOP, Head, Headers, Link
 
 if TYPE_CHECKING:
     from ostler.plane.proxy import Client
@@ -20,19 +20,7 @@ log = logging.getLogger("ostler.plane")
 
 HELD = 262_144  # bytes of a body that wait for the one who takes it; then the client is not read any more
 # Never passed on as they are: what is about one connection alone, what frames the body, and what only the plane may say.
-OWN = frozenset(
-    {
-        b"connection",
-        b"keep-alive",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-        b"content-length",
-    }
-    | {PEER_HEADER, CLIENT_HEADER}
-)
+OWN = HOP | {b"content-length", PEER_HEADER, CLIENT_HEADER}
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -66,6 +54,7 @@ class Request:
     _first: dict[bytes, bytes] | None = None
     tells: Callable[[int, str, str], bytes] = staticmethod(_shaped)
     """The body of an error (status, code, message), for routes whose clients expect another shape."""
+    _switch: Head | None = None  # a 101 that makes a session of the connection
     _plan: Plan = None
     _peek: Peek | None = None
     _link: Link | None = None
@@ -245,15 +234,15 @@ class Request:
         self._sent_head = self.is_sent = False
         link = plan.upstream.take()
         if link is None:
-            plan.upstream.connect(self._connected)
+            plan.upstream.connect(lambda found: self._connected(plan, found))
             return
         self._link = link
         if not self._client.is_reading:  # else at the end of this read, with what it brought of the body
             self._client.resume()
             self._send(link)
 
-    def _connected(self, found: Link | OSError) -> None:
-        if self.is_over or not isinstance(self._plan, Forward):
+    def _connected(self, plan: Forward, found: Link | OSError) -> None:
+        if self.is_over or self._plan is not plan:
             if isinstance(found, Link):
                 found.upstream.give(found)
         elif isinstance(found, OSError):
@@ -317,7 +306,9 @@ class Request:
             self._ask_for_body()
 
     def answered(self, head: Head) -> None:
-        client = self._client
+        client, plan = self._client, self._plan
+        if isinstance(plan, Relay) and self._is_taken_over(plan, head):
+            return
         self._answered, self.status = True, head.status
         if head.status == 101:
             client.tunnel(self._link)
@@ -339,6 +330,23 @@ class Request:
         self._frame(head.length is not None, bodiless=self.bodiless or head.status in (204, 304))
         if self._sse:
             client.streams(self)
+
+    def _is_taken_over(self, plan: Relay, head: Head) -> bool:
+        """Whether the answer to a handshake is not for the client as it is."""
+        if head.status == 101:
+            self._switch = head  # what follows it in the same read comes next, and then `flush`
+            return True
+        instead = None if plan.declined is None else self._told(plan.declined, self, head)
+        if instead is None:
+            return False
+        self.abandon(instead)
+        return True
+
+    def hand_over(self) -> tuple[Client, bytes]:
+        """The request is over and its connection somebody else's: the client, and what it sent behind the request."""
+        self.is_over = self._answered = True
+        self._plan = self.gone = None
+        return self._client, self._client.hand_over()
 
     def _keep_or_not(self) -> None:
         """Whether the connection can serve another request after this answer."""
@@ -372,10 +380,19 @@ class Request:
         self.finished([])
 
     def flush(self) -> None:
-        if self._out:
+        if self._switch is not None:
+            self._do_switch()
+        elif self._out:
             data = b"".join(self._out)
             self._out.clear()
             self._client.write(data)
+
+    def _do_switch(self) -> None:
+        plan, link, head = self._plan, self._link, self._switch
+        assert isinstance(plan, Relay)
+        self._plan = self._link = self._switch = None
+        rest, self._out = b"".join(self._out), []
+        self._told(plan.switched, self, head, link, rest)
 
     def finished(self, trailers: Headers) -> None:
         plan, self._link = self._plan, None
@@ -411,7 +428,7 @@ class Request:
         elif link and link.used and not link.begun and not self._retried and self.method in ("GET", "HEAD"):
             self._retried = True  # it may have been closed for being idle; asking again does no harm
             self._again()
-            plan.upstream.connect(self._connected)
+            plan.upstream.connect(lambda found: self._connected(plan, found))
         else:
             self._fail(reason, sent=True)
 

@@ -16,7 +16,7 @@ MAX_HEAD = 524_288  # bytes of a head or of trailers in an answer; more is no an
 _BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is tried again
 _RETRY = 0.005
 TCP = "tcp:"
-_HOP = frozenset(
+HOP = frozenset(
     {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
 )
 
@@ -45,7 +45,7 @@ class Head:
 
     def add(self, name: bytes, value: bytes) -> None:
         name = name.lower()
-        if name not in _HOP:
+        if name not in HOP:
             if name == b"content-length" and value.isdigit():
                 self.length = int(value)
             self.headers.append((name, value))
@@ -182,6 +182,12 @@ class Link(asyncio.Protocol):
         except (OSError, RuntimeError):
             self._transport.abort()
 
+    def hand_over(self) -> asyncio.Transport:
+        """The connection is somebody else's from now on."""
+        self._sink = None
+        self.upstream.lost(self)
+        return self._transport
+
     def close(self) -> None:
         """As `abort`, but what was written still goes out."""
         self._sink = None
@@ -219,6 +225,8 @@ class Link(asyncio.Protocol):
             if not self._done:
                 self._fail(f"it does not speak HTTP: {error.__context__ or error}")
                 return
+        if self._sink is not sink:
+            return  # it was left in the middle of its answer
         if self._done:
             self._finish()
         else:

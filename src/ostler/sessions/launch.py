@@ -73,6 +73,7 @@ class Launches:
         folder = self.scratch.of(spec.name, slot.number, slot.generation)
         given: dict[str, Any] = {"generation": slot.generation, "slots": options.slots, "probe": options.probe}
         given |= {"slow_ms": options.slow_ms, "redirect": options.redirect, "host": self._settings.host}
+        given |= {"idle": options.idle, "longest": options.longest, "ping": options.ping}
         arguments = [self._target, spec.name, str(folder), json.dumps(given)]
         if options.env is not None:
             return envs.command(self._settings, self._app, options.env, "ostler.sessions.worker", *arguments)

@@ -223,7 +223,9 @@ class SessionPools:
     def _facts(self, facts: Mapping[str, Any]) -> None:
         for session, (bytes_in, bytes_out, idle, state) in facts.get("live", {}).items():
             if live := self._live.get(session):
-                live.bytes_in, live.bytes_out, live.idle, live.state = bytes_in, bytes_out, idle, state
+                live.state = state
+                if not live.ticket:  # its bytes go through the worker's own door
+                    live.bytes_in, live.bytes_out, live.idle = bytes_in, bytes_out, idle
         self._lines, self._waiting = facts.get("lines", {}), facts.get("lines_total", {})
         for name, counts in facts.get("counts", {}).items():
             self.counters(name).plane = Counter(counts)
@@ -275,7 +277,7 @@ class SessionPools:
             self._news.set()
         self.say("refused", live.id, code, text, seconds)
 
-    def _forget(self, live: Live) -> None:
+    def _forget(self, live: Live, reason: str = "refused", text: str = "") -> None:
         serving = live.serving
         serving.live.discard(live.id)
         if live in self._wanted:
@@ -283,7 +285,7 @@ class SessionPools:
         if live.clock is not None:
             live.clock.cancel()
         if serving.gone is None and (serving.info.get("opens") or live.ticket):
-            serving.worker.send("close", live.id)
+            serving.worker.send("close", live.id, reason, text)
         if serving.closing and not serving.live:
             self.supervisor.wake()
 
@@ -302,7 +304,7 @@ class SessionPools:
         """It has ended."""
         del self._live[live.id]
         waits = live in self._wanted
-        self._forget(live)
+        self._forget(live, reason, str(about.get("text") or ""))
         serving = live.serving
         if not waits:  # else it has no row, and needs none
             text, code = about.get("text"), about.get("code")
@@ -438,6 +440,9 @@ class SessionPools:
         serving.probe_ms = float(probe_ms) if isinstance(probe_ms, (int, float)) else None
         if isinstance(mb, (int, float)):
             serving.mb = worker.rss_mb = float(mb)
+        for session, (bytes_in, bytes_out, idle) in facts.get("door", {}).items():
+            if live := self._live.get(session):
+                live.bytes_in, live.bytes_out, live.idle = int(bytes_in), int(bytes_out), float(idle)
 
     def is_busy(self, worker: Worker) -> bool:
         serving = self.of(worker)

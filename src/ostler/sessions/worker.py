@@ -28,8 +28,10 @@ from ostler.lifecycle import family
 from ostler.lifecycle.child import APP_LOAD, Channel
 from ostler.lifecycle.wire import Frame
 from ostler.sessions import views
+from ostler.sessions.door import Door
 from ostler.sessions.handle import Session, SessionWorker
 from ostler.sessions.spec import Endpoint
+from ostler.sessions.splice import Limits
 
 if TYPE_CHECKING:
     from ostler.sessions.spec import SessionSpec
@@ -80,6 +82,7 @@ class Child:
         self._tasks: set[asyncio.Task[Any]] = set()
         self._stop = asyncio.Event()
         self._views: views.Views | None = None
+        self._door: Door | None = None
         self.probe_ms: float | None = None
         self.pss_mb: float | None = None
         self._probed = time.monotonic()
@@ -101,6 +104,10 @@ class Child:
         if hasattr(self._code, "view"):
             self._views = views.Views(self._code, self.sessions, str(self.worker.scratch / "private" / "v"))
             told["views"] = await self._views.start()
+        if self._options.get("redirect"):
+            limits = Limits(*(self._options[name] for name in ("idle", "longest", "ping")))
+            self._door = Door(self._options["host"], limits, self._channel.send)
+            told["door"] = await self._door.start()
         self._channel.send("ready", {**told, "opens": opens})
         self._probed = time.monotonic()
         self._begin(self._probe(), "probe")
@@ -109,6 +116,8 @@ class Child:
         await self._end()
 
     async def _end(self) -> None:
+        if self._door is not None:
+            self._door.stop()
         for task in [*self._tasks, *self._opening.values()]:
             task.cancel()
         try:
@@ -136,7 +145,9 @@ class Child:
         match frame:
             case ["open", str(session), dict(about)]:
                 self._opening[session] = self._loop.create_task(self._open(session, about))
-            case ["close", str(session)]:
+            case ["close", str(session), str(reason), str(text)]:
+                if self._door is not None:
+                    self._door.end(session, reason, text)
                 if (opening := self._opening.pop(session, None)) is not None:
                     opening.cancel()
                 if (found := self.sessions.pop(session, None)) is not None:
@@ -152,6 +163,8 @@ class Child:
             endpoint = self._endpoint if given is None else Endpoint.of(given)
             if endpoint is None or not endpoint.address:
                 raise TypeError("open() named no endpoint, and the worker has none of its own")
+            if self._door is not None and about.get("ticket"):
+                self._door.expect(about["ticket"], session, endpoint)
             self._channel.send("opened", session, {"address": endpoint.address, "path": endpoint.path})
         except asyncio.CancelledError:
             self.sessions.pop(session, None)
@@ -179,7 +192,8 @@ class Child:
         late = time.monotonic() - self._probed
         if self._endpoint is not None and late > 5 * (_PROBE + max(self._options["probe"], _CONNECTS)):
             self._channel.send("hung", f"its event loop has been blocked for {late:.0f} s")
-        return {"sessions": [*self.sessions], "probe_ms": self.probe_ms, "pss_mb": self.pss_mb}
+        door = {"door": self._door.facts()} if self._door else {}
+        return {"sessions": [*self.sessions], "probe_ms": self.probe_ms, "pss_mb": self.pss_mb, **door}
 
     async def _probe(self) -> None:
         """Ask it again and again. Two misses in a row are a hang, which the node hears of once."""

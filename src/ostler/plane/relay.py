@@ -1,0 +1,157 @@
+"""The two handshakes of a session: what a client asks for, what its worker is asked, and what the client is answered."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+
+from ostler.config import PRIORITIES
+from ostler.plane.access import COOKIE, OWNER, Caller
+from ostler.plane.entry import error_headers
+from ostler.plane.plan import Reply
+from ostler.plane.request import OWN, Request
+from ostler.plane.upstream import Head
+from ostler.sessions.slots import Group
+
+if TYPE_CHECKING:
+    from ostler.plane.session import Session
+
+LONGEST_KEY = 100  # characters of a key under which a client comes back
+OURS = frozenset({"token", "priority", "wait", "session", "ticket"})  # query parameters that no worker sees
+SESSION = b"x-ostler-session"
+_NOT_FOR_WORKERS = OWN | {
+    b"host",
+    b"origin",
+    b"authorization",
+    b"expect",
+    b"ostler-forwarded-by",
+    b"x-ostler-lease",
+    OWNER,
+}
+_PATH = "/:@!$&'()*+,;=~-._"
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What a client asks for, read and checked."""
+
+    name: str  # as it wrote it
+    caller: Caller
+    rest: str  # of its path
+    query: str  # what is not ours
+    priority: int
+    wait: float
+    version: str | None
+    pool: str | None  # only workers of this one
+    key: str | None
+    client: str
+    agent: str
+    may_redirect: bool
+
+    def about(self, session: Session) -> dict[str, Any]:
+        """For the node."""
+        return {
+            "pool": session.worker.pool if session.worker else self.name,
+            "owner": self.caller.owner,
+            "priority": self.priority,
+            "client": self.client,
+            "agent": self.agent,
+            "waited_ms": int(session.waited * 1000),
+            "key": self.key,
+            "via": self.caller.via,
+            "path": self.rest or "/",
+            "redirect": self.may_redirect,
+        }
+
+    def target(self, path: str) -> str:
+        """Where the worker is asked."""
+        joined = (path.rstrip("/") + self.rest if self.rest else path) or "/"
+        return f"{joined}?{self.query}" if self.query else joined
+
+    def handshake(self, request: Request, path: str) -> bytes:
+        """The client's own handshake, as a worker on this machine may see it."""
+        lines = [
+            f"GET {self.target(path)} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: ".encode(),
+            request.get(b"upgrade") or b"websocket",
+            b"\r\n",
+        ]
+        for name, value in request.headers:
+            kept = _foreign_cookies(value) if name == b"cookie" else value
+            if name not in _NOT_FOR_WORKERS and (kept or name != b"cookie"):
+                lines += (name, b": ", kept, b"\r\n")
+        return b"".join(lines)
+
+    def redirect(self, request: Request, session: str, path: str, door: int, ticket: str) -> Reply:
+        """Where the client itself reaches the worker."""
+        host = urlsplit(f"//{(request.get(b'host') or b'localhost').decode('latin-1')}").hostname or "localhost"
+        shown = f"[{host}]" if ":" in host else host
+        target = self.target(path)
+        location = f"ws://{shown}:{door}{target}{'&' if '?' in target else '?'}{urlencode({'ticket': ticket})}"
+        return Reply(307, {"location": location, SESSION.decode(): session, "cache-control": "no-store"})
+
+
+def read_wish(request: Request, name: str, rest: str, caller: Caller, group: Group, pool: str | None) -> Wish | Reply:
+    """What the client asks for, or what is wrong with it."""
+    pairs = parse_qsl(request.query.decode("latin-1"), keep_blank_values=True)
+    ours = {key: value for key, value in reversed(pairs) if key in OURS}
+    agent = (request.get(b"user-agent") or b"").decode("latin-1")
+    try:
+        priority = int(ours.get("priority") or 0)
+        wait = float(ours.get("wait") or group.wait)
+        if priority not in PRIORITIES or not wait >= 0.0:
+            raise ValueError
+    except ValueError:
+        message = (
+            f"priority is a whole number from {PRIORITIES[0]} to {PRIORITIES[-1]}, and wait a number of seconds; "
+            f"found priority={ours.get('priority', '')[:20]!r}, wait={ours.get('wait', '')[:20]!r}"
+        )
+        return refuse(400, "BAD_PARAMETER", message)
+    key = ours.get("session") or None
+    if key is not None and (len(key) > LONGEST_KEY or not key.isprintable()):
+        return refuse(400, "BAD_PARAMETER", f"session is a text of at most {LONGEST_KEY} printable characters")
+    where = request.client
+    return Wish(
+        name=name,
+        caller=caller,
+        rest="" if rest in ("", "/") else quote(rest, safe=_PATH),
+        query=urlencode([(k, v) for k, v in pairs if k not in OURS]),
+        priority=min(priority, caller.priority),
+        wait=min(wait, group.wait),
+        version=client_version(agent, group),
+        pool=pool,
+        key=key,
+        client=f"{where[0]}:{where[1]}" if where else "",
+        agent=agent[:200],
+        may_redirect=caller.via is None and any(terms.get("redirect") for terms in group.pools.values()),
+    )
+
+
+def client_version(agent: str, group: Group) -> str | None:
+    """The version in a User-Agent of the product that the pools serve; None: it is no such client, and any worker will do."""
+    for product in {str(terms.get("product") or "") for terms in group.pools.values()} - {""}:
+        if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d+(?:\.\d+)*)", agent):
+            return found[1]
+    return None
+
+
+def switching(head: Head, session: str) -> bytes:
+    """The worker's 101, for the client."""
+    lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", head.upgrade, b"\r\n"]
+    lines += [part for name, value in head.headers for part in (name, b": ", value, b"\r\n")]
+    return b"".join([*lines, SESSION, b": ", session.encode(), b"\r\n\r\n"])
+
+
+def refuse(status: int, code: str, message: str, *, retry: float | None = None, **more: object) -> Reply:
+    """An error with more than a code and a message in it."""
+    told = {name: value for name, value in more.items() if value is not None}
+    headers = error_headers(status, {} if retry is None else {"retry-after": str(max(1, round(retry)))})
+    return Reply(status, headers, json.dumps({"error": {"code": code, "message": message, **told}}).encode())
+
+
+def _foreign_cookies(line: bytes) -> bytes:
+    """A Cookie header without ours."""
+    pairs = (pair.strip() for pair in line.split(b";"))
+    return b"; ".join(pair for pair in pairs if pair and not pair.startswith(COOKIE.encode() + b"="))

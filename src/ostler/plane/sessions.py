@@ -1,0 +1,327 @@
+"""Sessions, as the plane serves them: who may, which worker, a place in line, and what the node is told of it all.
+
+node → plane                                            plane → node, all ["sessions", …]
+["pools", {pool: terms}]                                ["admit", id, component, generation, about]
+["up", pool, component, generation, endpoint]           ["ended", id, reason, {text, code, bytes_in, bytes_out}]
+["close", component, generation]                        ["empty", component, generation]
+["cut", component, generation, reason, text]            ["strike", component, generation, text]
+["down", component, generation, reason, text]           ["want", name, waiting]
+["admitted", id, endpoint]                              ["facts", {live, lines, lines_total, counts}]
+["refused", id, code, text, seconds]
+["kill", id, reason, text]   ["began", id]   ["over", id, reason, sums]   ["peers", {own, secret, peers}]
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ostler.plane.access import SESSIONS, Access, Refusal
+from ostler.plane.plan import Plan, Reply
+from ostler.plane.relay import Wish, read_wish, refuse
+from ostler.plane.request import Request
+from ostler.plane.session import Session
+from ostler.sessions.selection import Key, Worker, matches
+from ostler.sessions.slots import Group, Slots
+
+log = logging.getLogger("ostler.plane")
+
+PATH = SESSIONS
+_TOLD = 1.0  # seconds between two reports to the node
+_SHOWN = 100  # of those who wait, so many are told one by one
+
+
+class Sessions:
+    """All sessions of the plane."""
+
+    def __init__(self, say: Callable[..., None], access: Callable[[], Access | None]) -> None:
+        self._send, self._access = say, access
+        self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        self.slots = Slots()
+        self.live: dict[str, Session] = {}  # all that hold a slot, by id
+        self._in_worker: dict[Key, dict[Session, None]] = {}
+        self._keys: dict[tuple[str, str, str], Session] = {}  # owner, public name, key
+        self._closing: set[Key] = set()
+        self._is_leaving = False
+        self._wanted: dict[str, int] = {}
+        self._clock: asyncio.TimerHandle | None = None
+        self._due = math.inf
+        self._reporting: asyncio.TimerHandle | None = None
+
+    def say(self, *what: object) -> None:
+        self._send("sessions", *what)
+
+    # ---- what the node says
+
+    def heard(self, frame: list[Any]) -> None:
+        match frame[1:]:
+            case ["pools", dict(pools)]:
+                self.slots.learn(pools)
+                self.slots.serve(self.time())
+            case ["up", pool, component, generation, dict(endpoint)]:
+                self._up(pool, component, generation, endpoint)
+            case ["close", component, generation]:
+                self._close((component, generation))
+            case ["cut", component, generation, reason, text]:
+                self._cut((component, generation), reason, text)
+            case ["down", component, generation, reason, text]:
+                self._down((component, generation), reason, text)
+            case ["admitted", id_, dict(endpoint)] if id_ in self.live:
+                self.live[id_].admitted(endpoint)
+            case ["refused", id_, code, text, seconds] if id_ in self.live:
+                self.live[id_].declined(code, text, seconds)
+            case ["kill", id_, reason, text] if id_ in self.live:
+                self.live[id_].kill(reason, text)
+            case ["began", id_] if id_ in self.live:
+                self.live[id_].used()
+            case ["over", id_, reason, dict(sums)] if id_ in self.live:
+                self.live[id_].closed_at_door(reason, sums)
+        self._look()
+
+    def _up(self, pool: str, component: str, generation: int, told: dict[str, Any]) -> None:
+        worker = Worker(
+            component,
+            generation,
+            pool,
+            slots=told["slots"],
+            lifetime=told.get("lifetime") or 0,
+            served=told.get("served") or 0,
+            versions=tuple(told.get("versions") or ()),
+            endpoint=told,
+        )
+        self._in_worker[worker.key] = {}
+        self.slots.up(worker, self.time())
+
+    def _close(self, key: Key) -> None:
+        if self.slots.close(key) is not None:
+            self._closing.add(key)
+            self._is_empty(key)
+
+    def _cut(self, key: Key, reason: str, text: str, *, gone: bool = False) -> None:
+        self.slots.close(key)
+        for session in [*self._in_worker.get(key, ())]:
+            session.end(reason, text, gone=gone)
+
+    def _down(self, key: Key, reason: str, text: str) -> None:
+        self.slots.down(key)
+        self._closing.discard(key)
+        self._cut(key, reason, text, gone=True)
+        self._in_worker.pop(key, None)
+
+    def _is_empty(self, key: Key) -> None:
+        if key in self._closing and not self._in_worker.get(key):
+            self._closing.discard(key)
+            self.say("empty", *key)
+
+    def stop(self) -> None:
+        """The plane is about to leave: who waits is sent away; those who have a session keep it."""
+        self._is_leaving = True
+        for group in self.slots.groups.values():
+            for session in group.line.order(self.slots.live):
+                group.line.leave(session)
+                assert isinstance(session, Session)
+                if session.request is not None:
+                    session.request.go(_leaving())
+        self._look()
+
+    def end_all(self) -> None:
+        """The plane leaves now."""
+        for session in [*self.live.values()]:
+            session.end("shutdown", "the node is shutting down")
+
+    # ---- a client
+
+    def route(self, request: Request) -> Plan:
+        """What is done with a request for a session."""
+        access = self._access()
+        if access is None or self._is_leaving:
+            return _leaving()
+        caller = access.caller(request.method, request.path, request.query, request.headers, request.peer)
+        if isinstance(caller, Refusal):
+            return refuse(caller.status, caller.code, caller.message)
+        name, slash, rest = request.path[len(PATH) :].partition("/")
+        found = self.slots.group(name)
+        if found is None:
+            names = ", ".join(sorted(self.slots.groups)) or "none"
+            return refuse(400, "UNKNOWN_POOL", f"there is no pool {name[:80]!r}; served are: {names}")
+        group, pool = found
+        if caller.pools and not caller.pools & {name, group.name}:
+            allowed = ", ".join(sorted(caller.pools))
+            return refuse(403, "FORBIDDEN_POOL", f"this token may open sessions of {allowed}, not of {name}")
+        if not self._is_upgrade(request):
+            return self._plain(request, group, name, rest)
+        wish = read_wish(request, name, slash + rest, caller, group, pool)
+        if isinstance(wish, Reply):
+            return wish
+        return self._refusal(group, wish) or self._begin(request, group, wish)
+
+    def _is_upgrade(self, request: Request) -> bool:
+        return request.method == "GET" and request.upgrades
+
+    def _plain(self, request: Request, group: Group, name: str, rest: str) -> Reply:
+        """A request that asks for no session: where one is to be had, as Playwright and DevTools clients ask, or what it should be."""
+        host = (request.get(b"host") or b"localhost").decode("latin-1")
+        query = request.query.decode("latin-1")
+        url = f"ws://{host}{PATH}{name}" + (f"?{query}" if query else "")
+        if request.method in ("GET", "HEAD"):
+            if rest.rstrip("/") == "json/version" and (cdp := self._cdp(group)) is not None:
+                return _json({**cdp, "webSocketDebuggerUrl": url})
+            if rest.rstrip("/") in ("json", "json/list"):
+                return _json([] if self._cdp(group) is not None else {"wsEndpointPath": ""})
+        message = f"this is where sessions of {group.name} begin: connect with WebSocket to {PATH}{name}"
+        reply = refuse(426, "UPGRADE_REQUIRED", message)
+        return Reply(426, {**reply.headers, "upgrade": "websocket", "connection": "upgrade"}, reply.body)
+
+    def _cdp(self, group: Group) -> dict[str, Any] | None:
+        return next((w.endpoint["cdp"] for w in group.ready if w.endpoint.get("cdp")), None)
+
+    def _refusal(self, group: Group, wish: Wish) -> Reply | None:
+        """Why the client gets no session, whatever is free."""
+        served = self._versions(group, wish.pool)
+        if wish.version is not None and served and not any(matches(wish.version, own) for own in served):
+            known = ", ".join(sorted(served))
+            message = f"the client has version {wish.version}, and {wish.name} serves {known}: install one of these"
+            return refuse(409, "VERSION", message, served=sorted(served), found=wish.version)
+        caller = wish.caller
+        if caller.sessions and self.slots.held(caller.owner) >= caller.sessions:
+            group.counts["refused"] += 1
+            message = f"{caller.owner} may have {caller.sessions} sessions at once, and has them; end one first"
+            return refuse(429, "TOO_MANY_SESSIONS", message, retry=5.0)
+        return None
+
+    def _versions(self, group: Group, pool: str | None) -> set[str]:
+        """Versions that are served; none: all."""
+        found: set[str] = set()
+        for name, terms in group.pools.items():
+            if pool in (None, name):
+                if not terms.get("versions"):
+                    return set()
+                found |= set(terms["versions"])
+        return found
+
+    def _begin(self, request: Request, group: Group, wish: Wish) -> Plan:
+        session = Session(self, request, group, wish)
+        if wish.key is not None:
+            place = (wish.caller.owner, group.name, wish.key)
+            if place in self._keys:
+                message = f"the session {wish.key!r} has a client already: one at a time"
+                return refuse(409, "SESSION_IN_USE", message)
+            self._keys[place] = session
+        plan = session.ask()
+        self._look()
+        return plan
+
+    # ---- what sessions say
+
+    def waits(self, session: Session) -> None:
+        """It is in line."""
+        self._report_soon()
+
+    def leaves(self, session: Session) -> None:
+        """It is not any more: its client has gone."""
+        self.slots.leave(session.group, session)
+        self.forget(session)
+        self._look()
+
+    def holds(self, session: Session) -> None:
+        """It has a slot."""
+        assert session.worker is not None
+        self.live[session.id] = session
+        self._in_worker.setdefault(session.worker.key, {})[session] = None
+        self._report_soon()
+
+    def began(self, session: Session) -> None:
+        """Bytes go through."""
+        if session.worker is not None:
+            self.slots.praise(session.worker)
+
+    def strike(self, worker: Worker, reason: str) -> None:
+        log.warning("no connection to %s (generation %d): %s", worker.component, worker.generation, reason)
+        self.slots.strike(worker)
+        self.say("strike", worker.component, worker.generation, reason)
+
+    def lets_go(self, session: Session) -> None:
+        """It does not need its slot any more; `freed` follows."""
+        self.live.pop(session.id, None)
+        if session.worker is not None:
+            self._in_worker.get(session.worker.key, {}).pop(session, None)
+
+    def freed(self, worker: Worker, owner: str) -> None:
+        self.slots.done(worker, owner, self.time())
+        self._is_empty(worker.key)
+        self._report_soon()
+        self._look()
+
+    def forget(self, session: Session) -> None:
+        """It is over, or never began."""
+        if session.wish.key is not None:
+            place = (session.owner, session.group.name, session.wish.key)
+            if self._keys.get(place) is session:
+                del self._keys[place]
+
+    # ---- the clock
+
+    def _look(self) -> None:
+        """Look at those who wait when the first of them has waited for too long; tell the node how many there are."""
+        due = self.slots.tick(self.time())
+        for name, group in self.slots.groups.items():
+            if self._wanted.get(name, 0) != len(group.line):
+                self._wanted[name] = len(group.line)
+                self.say("want", name, len(group.line))
+        if due != self._due or self._clock is None:
+            if self._clock is not None:
+                self._clock.cancel()
+            self._due = due
+            self._clock = None if due == math.inf else self._loop.call_at(due, self._look_again)
+
+    def _look_again(self) -> None:
+        self._clock = None
+        self._look()
+
+    def _report_soon(self) -> None:
+        if self._reporting is None:
+            self._reporting = self._loop.call_later(_TOLD, self.report)
+
+    def report(self) -> None:
+        """Tell the node how it is: every second while there is anything, and once more when there is nothing."""
+        if self._reporting is not None:
+            self._reporting.cancel()
+            self._reporting = None
+        now = self.time()
+        groups = {name: group for name, group in self.slots.groups.items() if group.counts or len(group.line)}
+        lines = {
+            name: [[t.owner, t.priority, round(now - t.asked, 1)] for t in group.line.order(self.slots.live)[:_SHOWN]]
+            for name, group in groups.items()
+            if len(group.line)
+        }
+        told = {
+            "live": {session.id: session.facts() for session in self.live.values()},
+            "lines": lines,
+            "lines_total": {name: len(groups[name].line) for name in lines},
+            "counts": {name: self._counts(group) for name, group in groups.items()},
+        }
+        self.say("facts", told)
+        if self.live or lines:
+            self._report_soon()
+
+    def _counts(self, group: Group) -> dict[str, int]:
+        counts = dict.fromkeys(("admitted", "refused", "left", "expired", "bytes_in", "bytes_out"), 0) | group.counts
+        for session in self.live.values():
+            if session.group is group:
+                bytes_in, bytes_out, *_ = session.facts()
+                counts["bytes_in"] += bytes_in
+                counts["bytes_out"] += bytes_out
+        return counts
+
+
+def _leaving() -> Reply:
+    return refuse(503, "NO_WORKER", "the node is starting or stopping; try again", retry=1.0)
+
+
+def _json(value: object) -> Reply:
+    return Reply(200, {"content-type": "application/json; charset=utf-8"}, json.dumps(value).encode())

@@ -1,0 +1,358 @@
+"""Two connections as one: bytes go through as they come, until one of them ends or a limit is reached. Standard library alone.
+
+Each side is read only as fast as the other takes it, and the end of one direction is passed on. For WebSocket the headers of the
+frames are followed, so that a ping or a close frame can be put between two frames: the client always learns why a session ended,
+unless the end comes in the middle of a frame. Callbacks alone: no task, and no copy of what goes through.
+
+The data plane and a worker's own door both use it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import select
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ostler.sessions import frames
+
+LINGER = 5.0  # seconds that a side gets to take what was written last and to close
+_NEWS = 0.3  # seconds in which somebody may say why a worker broke off its connection
+_LOOK_AGAIN = 1.0
+_PING = 8  # bytes in our pings
+_PONG = 6 + _PING  # a client's answer is masked
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How long a session may last, in seconds; 0: no limit."""
+
+    idle: float = 0.0  # without a byte but for pings
+    longest: float = 0.0  # in all
+    ping: float = 0.0  # a client that sent nothing for so long is asked; after two without an answer it is gone
+    slow: float = 60.0  # a client that takes nothing of what waits for it
+
+
+class End(NamedTuple):
+    """Why it ended. `code` is what the client was told, or said."""
+
+    reason: str
+    text: str
+    code: int
+
+
+class Side(asyncio.Protocol):
+    """One of the two connections."""
+
+    other: Side
+
+    def __init__(self, splice: Splice, transport: asyncio.Transport) -> None:
+        self.splice, self.transport = splice, transport
+        self.track = frames.Track(lambda: splice.said_close(self)) if splice.is_websocket else None
+        self.file: int = transport.get_extra_info("socket").fileno()
+        self.count = 0  # bytes that came from it
+        self.heard = self.active = splice.time()  # when anything came, and more than pings
+        self.is_full = self.is_paused = self.has_ended = self.is_lost = False
+
+    def data_received(self, data: bytes) -> None:
+        self.count += len(data)
+        self.heard = now = self.splice.time()
+        if self.track is None or self.track.feed(data):
+            self.active = now
+        elif self.splice.is_our_pong(self, data):
+            return
+        self.other.write(data)
+
+    def write(self, data: bytes) -> None:
+        """At once where nothing waits to be written: the loop would do it at the end of its turn, and the other side can begin now."""
+        transport, sent = self.transport, 0
+        if not transport.get_write_buffer_size() and not transport.is_closing():
+            try:
+                sent = os.write(self.file, data)
+            except OSError:
+                sent = 0  # the transport meets it, too
+            if sent == len(data):
+                return
+        if not transport.is_closing():
+            transport.write(data[sent:])
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+        self.other.pause()
+        self.splice.is_slow(self)
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+        self.other.resume()
+
+    def pause(self) -> None:
+        if not self.is_paused and not self.has_ended and not self.transport.is_closing():
+            self.is_paused = True
+            self.transport.pause_reading()
+
+    def resume(self) -> None:
+        if self.is_paused:
+            self.is_paused = False
+            if not self.has_ended and not self.transport.is_closing():
+                self.transport.resume_reading()
+
+    def eof_received(self) -> bool:
+        self.has_ended = True
+        return self.splice.ended(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.has_ended = self.is_lost = True
+        self.splice.lost(self)
+
+    def send_eof(self) -> None:
+        if not self.transport.is_closing():
+            with contextlib.suppress(OSError, RuntimeError):
+                self.transport.write_eof()
+
+    def has_left(self) -> bool:
+        """Whether the other end is closed, for a side that is not read."""
+        poll = select.poll()
+        poll.register(self.file, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+
+class Splice:
+    """One session's bytes. `over` is called once, when it has ended; `gone` when both connections are closed, too."""
+
+    def __init__(
+        self,
+        client: asyncio.Transport,
+        worker: asyncio.Transport,
+        limits: Limits,
+        over: Callable[[Splice], None],
+        gone: Callable[[], None] = lambda: None,
+        *,
+        websocket: bool = True,
+    ) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.time = self._loop.time
+        self.limits, self.is_websocket = limits, websocket
+        self._over, self._gone = over, gone
+        self.began = self.time()
+        self.end: End | None = None
+        self.client, self.worker = self.sides(client, worker)
+        self.client.other, self.worker.other = self.worker, self.client
+        self._first: Side | None = None  # whose direction ended first
+        self._closer: Side | None = None  # whose close frame was the first
+        self._closing = 0.0  # when that was
+        self._pinged, self._pings = 0.0, 0
+        self._payload = b""
+        self._full_since = 0.0
+        self._clock: asyncio.TimerHandle | None = None
+        self._leaving: asyncio.TimerHandle | None = None
+
+    def sides(self, client: asyncio.Transport, worker: asyncio.Transport) -> tuple[Side, Side]:
+        return Side(self, client), Side(self, worker)
+
+    def start(self, to_client: bytes = b"", to_worker: bytes = b"") -> None:
+        """Both connections are the splice's from now on. What came from either side before goes first."""
+        if not self.is_websocket and self.limits.ping:
+            _keep_alive(self.client.transport, self.limits.ping)
+        for side, early in ((self.worker, to_client), (self.client, to_worker)):
+            side.transport.set_protocol(side)
+            if early:
+                side.data_received(early)
+        self._look()
+
+    # ---- what is known of it
+
+    @property
+    def bytes_in(self) -> int:
+        """From the client."""
+        return self.client.count
+
+    @property
+    def bytes_out(self) -> int:
+        return self.worker.count
+
+    @property
+    def idle(self) -> float:
+        """Seconds without anything but pings."""
+        return self.time() - max(self.client.active, self.worker.active)
+
+    def is_our_pong(self, side: Side, data: bytes) -> bool:
+        """Whether that is the client's answer to a ping of ours, and nothing else: the worker did not ask for it."""
+        return (
+            side is self.client
+            and self._pings > 0
+            and len(data) == _PONG
+            and data[0] == 0x80 | frames.PONG
+            and frames.masked(data[6:], data[2:6]) == self._payload
+        )
+
+    # ---- the clock
+
+    def is_slow(self, side: Side) -> None:
+        if side is self.client:
+            self._full_since = self.time()
+            self._look_by(self._full_since + self.limits.slow)
+
+    def _look_by(self, when: float) -> None:
+        if self.end is None and (self._clock is None or when < self._clock.when()):
+            if self._clock is not None:
+                self._clock.cancel()
+            self._clock = self._loop.call_at(when, self._look)
+
+    def _look(self) -> None:
+        """Is a limit reached? When the next may be."""
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if self.end is not None:
+            return
+        now, limits = self.time(), self.limits
+        due = [self._look_at_client(now)]
+        if self._closer is not None:
+            due.append(self._closing + LINGER)
+            if now >= due[-1]:
+                self._finish_by(self._closer)
+        if limits.longest:
+            due.append(self.began + limits.longest)
+            if now >= due[-1]:
+                self.finish("longest", f"ostler: the session reached its limit of {limits.longest:g} s", 1008)
+        if limits.idle:
+            due.append(max(self.client.active, self.worker.active) + limits.idle)
+            if now >= due[-1]:
+                self.finish("idle", f"ostler: the session was idle for {limits.idle:g} s", 1008)
+        if self.end is None:
+            self._look_by(max(min(due), now + 0.01))
+
+    def _look_at_client(self, now: float) -> float:
+        client, limits = self.client, self.limits
+        if client.is_full:
+            due = self._full_since + limits.slow
+            if now >= due:
+                self.finish("slow", f"ostler: the client took nothing for {limits.slow:g} s", 1008)
+            return due
+        if client.is_paused:  # the worker takes nothing: the client is not read, and is not seen to leave
+            if client.has_left():
+                self.ended(client)
+            return now + _LOOK_AGAIN
+        if not limits.ping or not self.is_websocket:
+            return now + 3600.0
+        if client.heard > self._pinged:
+            self._pings = 0
+        due = max(client.heard, self._pinged) + limits.ping
+        if now < due:
+            return due
+        if self._pings >= 2:
+            self.finish("silent", f"ostler: the client did not answer pings for {2 * limits.ping:g} s", 1008)
+            return due
+        return self._ping(now)
+
+    def _ping(self, now: float) -> float:
+        if not self._may_write():
+            return now + min(_LOOK_AGAIN, self.limits.ping)
+        self._payload = secrets.token_bytes(_PING)
+        self._pinged, self._pings = now, self._pings + 1
+        self.client.write(frames.ping(self._payload))
+        return now + self.limits.ping
+
+    # ---- the end
+
+    def _may_write(self) -> bool:
+        """Whether a frame of our own can be written to the client: between two of the worker's, and before a close."""
+        track = self.worker.track
+        return track is not None and track.between and track.closed is None and not self.client.transport.is_closing()
+
+    def said_close(self, side: Side) -> None:
+        """Its close frame went by: the rest is up to the two of them, for a while."""
+        if self._closer is None:
+            self._closer, self._closing = side, self.time()
+            self._look_by(self._closing + LINGER)
+
+    def ended(self, side: Side) -> bool:
+        """Nothing more comes from that side; whether its connection stays open for what goes there."""
+        if self.end is not None:
+            side.transport.close()
+            return False
+        first = self._first = self._first or side
+        if not self.is_websocket:
+            side.other.send_eof()
+            if side.other.has_ended:
+                self._finish_by(first)
+        elif self._closer is not None:
+            self._finish_by(self._closer)
+        elif side is self.client:
+            (self._finish_by if first is side else self._break_off)(side)
+        else:  # it broke off: whoever watches the process may know why in a moment
+            self._loop.call_later(_NEWS, self._break_off, side)
+        return True
+
+    def lost(self, side: Side) -> None:
+        if self.end is None:
+            self.ended(side)
+            if self.end is None and not self.is_websocket:
+                self._finish_by(self._first or side)
+        if self.client.is_lost and self.worker.is_lost and self.end is not None:
+            self._release()
+
+    def _release(self) -> None:
+        """Both connections are closed. What leads back here is let go: what is over is freed at once."""
+        for clock in (self._clock, self._leaving):
+            if clock is not None:
+                clock.cancel()
+        gone, self._gone = self._gone, lambda: None
+        self.client.track = self.worker.track = None
+        gone()
+
+    def _finish_by(self, side: Side) -> None:
+        closed = side.track.closed if side.track is not None else None
+        who = "client" if side is self.client else "worker"
+        code, text = closed or (frames.ABNORMAL if self.is_websocket else 1000, "")
+        self.finish(who, text, code, tell=False)
+
+    def _break_off(self, _: Side) -> None:
+        if self.end is None:
+            self.finish("worker", "ostler: the worker closed the connection without a close frame", 1011)
+
+    def finish(self, reason: str, text: str, code: int, *, tell: bool = True) -> None:
+        """End it now. `tell`: with a close frame for the client, where one can be written."""
+        if self.end is not None:
+            return
+        self.end = End(reason, text, code)
+        if self._clock is not None:
+            self._clock.cancel()
+            self._clock = None
+        if tell and self._may_write():
+            self.client.write(frames.close(code, text))
+        self.worker.transport.close()
+        self._let_go(self.client)
+        over, self._over = self._over, lambda _: None
+        over(self)
+        if self.client.is_lost and self.worker.is_lost:
+            self._release()
+
+    def _let_go(self, side: Side) -> None:
+        """Let it take what was written, and close. A close at once would reset a connection on which something still comes."""
+        if side.has_ended:
+            side.transport.close()
+        else:
+            side.send_eof()
+            side.resume()
+        self._leaving = self._loop.call_later(LINGER, self._abort)
+
+    def _abort(self) -> None:
+        for side in (self.client, self.worker):
+            side.transport.abort()
+
+
+def _keep_alive(transport: asyncio.Transport, seconds: float) -> None:
+    """Have the system ask a client that is silent."""
+    sock = transport.get_extra_info("socket")
+    if sock.family in (socket.AF_INET, socket.AF_INET6):
+        every = max(1, int(seconds))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option, value in (("TCP_KEEPIDLE", every), ("TCP_KEEPINTVL", every), ("TCP_KEEPCNT", 2)):
+            if hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
