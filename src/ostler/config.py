@@ -260,6 +260,8 @@ class Settings:
         return replace(declared, **values, folder=declared.folder if own.requirements is None else own.folder)
 
 
+SESSION_KEYS = ("slots", "lifetime", "line", "line_wait", "idle", "longest", "drain", "redirect")
+"""Of a pool's settings, those that only sessions have."""
 NODE_KEYS = {f.name: f for f in fields(Settings) if f.name not in ("pools", "envs", "tokens", "file")}
 POOL_KEYS = {f.name: f for f in fields(PoolSettings)}
 ENV_KEYS = {f.name: f for f in fields(EnvSettings) if f.name != "folder"}
