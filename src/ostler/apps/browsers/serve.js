@@ -10,7 +10,7 @@ const http = require('node:http');
 const readline = require('node:readline');
 
 const playwright = require(process.argv[2]);
-const browsers = new Map(); // name -> { server, monitor, cdp, sockets }
+const browsers = new Map(); // by name
 const session = new AsyncLocalStorage(); // which session the code that runs now works for
 
 const say = (message) => process.stdout.write(JSON.stringify(message) + '\n');
@@ -20,8 +20,12 @@ const emit = http.Server.prototype.emit;
 http.Server.prototype.emit = function (event, request, socket, ...rest) {
   if (event === 'upgrade') {
     const browser = [...browsers.values()].find((one) => one.listens === this.address());
+    if (!browser || browser.dead) { // refused before a byte, so that the relay tries another worker
+      socket.destroy();
+      return true;
+    }
     const id = request.headers['x-ostler-session'];
-    if (browser && !request.url.includes('ostler-monitor')) {
+    if (!request.url.includes('ostler-monitor')) {
       browser.sockets.add(socket);
       socket.once('close', () => browser.sockets.delete(socket));
     }
@@ -60,7 +64,12 @@ function gone(name, code, signal) {
 async function watch(name, kind, browser, child) {
   if (child.exitCode !== null || child.signalCode !== null) throw new Error('the browser died at once');
   const pipe = child.stdio[4];
-  if (pipe) pipe.prependListener('close', () => { for (const socket of browser.sockets) tell(socket, browser.said || 'ostler: the browser died'); });
+  if (pipe) {
+    pipe.prependListener('close', () => {
+      browser.dead = true;
+      for (const socket of browser.sockets) tell(socket, browser.said || 'ostler: the browser died');
+    });
+  }
   if (child.stdio[3]) watchPages(name, child.stdio[3]);
   browser.monitor = await playwright[kind].connect(`ws+unix://${fs.realpathSync('.')}/${name}:/?ostler-monitor`);
   if (kind === 'chromium') {
@@ -76,7 +85,7 @@ const commands = {
   async launch({ name, kind, options }) {
     const server = await playwright[kind].launchServer({ ...options, port: name, wsPath: '/', handleSIGINT: false, handleSIGTERM: false, handleSIGHUP: false });
     const child = server.process();
-    const browser = { server, pid: child.pid, sockets: new Set(), listens: name, said: null };
+    const browser = { server, pid: child.pid, sockets: new Set(), listens: name, said: null, dead: false };
     browsers.set(name, browser);
     server.on('close', (code, signal) => gone(name, code, signal));
     try {
@@ -99,6 +108,7 @@ const commands = {
   async kill({ name, text }) {
     const browser = browsers.get(name);
     if (!browser) return;
+    browser.dead = true;
     browser.said = text;
     if (text) for (const socket of browser.sockets) tell(socket, text);
     await browser.server.kill();
