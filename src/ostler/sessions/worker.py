@@ -224,7 +224,7 @@ class Child:
                     assert self._endpoint is not None
                     await _connect(self._endpoint.address)
         except TimeoutError:
-            return f"the worker hangs: its probe did not answer within {patience:g} s"
+            return f"its probe did not answer within {patience:g} s"
         except Exception as error:  # noqa: BLE001  whatever the code raises means unwell
             return f"its probe failed: {type(error).__name__}: {error}"[:200]
         return None
