@@ -27,6 +27,7 @@ _INTERNAL = frozenset(
 
 
 _APPS = (
+    "browser",
     "clips_",
     "models_",
     "fd_",

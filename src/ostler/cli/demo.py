@@ -29,7 +29,7 @@ _MARK = "made-by-demo"  # a directory without this is never deleted
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["clips", "models"]), default="clips")
+@click.argument("what", type=click.Choice(["clips", "models", "browsers"]), default="clips")
 @click.option(
     "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; made anew each time."
 )
@@ -38,6 +38,7 @@ def demo(what: str, data: str, port: int) -> None:
     """Show what Ostler does: cut clips with ffmpeg on real workers, kill one with SIGKILL, and watch the recovery.
 
     With `models`: call real models cold and warm, let two of them share a GPU that holds one, kill one in the middle of a call.
+    With `browsers`: open pages through the browser grid, recycle a worker meanwhile, kill a browser in the middle of a session.
 
     At a terminal the node stays up for a look until Ctrl-C; otherwise it ends by itself.
     """
@@ -52,6 +53,9 @@ def demo(what: str, data: str, port: int) -> None:
     (folder / _MARK).touch()
     if what == "models":
         _models(known, folder, port)
+        return
+    if what == "browsers":
+        _browsers(known, folder, port)
         return
     videos = (folder / "videos").absolute()
     videos.mkdir()
@@ -86,6 +90,22 @@ def _models(known: Settings, folder: Path, port: int) -> None:
             print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or call it yourself:")
             body = '{"payload": {"texts": ["hello"]}}'
             print(f"  curl {url}/api/v1/calls/embedding -H 'content-type: application/json' -d '{body}'")
+            with contextlib.suppress(KeyboardInterrupt):
+                node.wait()
+    print("the node has stopped; nothing is left running")
+
+
+def _browsers(known: Settings, folder: Path, port: int) -> None:
+    from ostler.cli import demo_browsers  # noqa: PLC0415
+
+    with _node(folder, port, demo_browsers.TARGET, demo_browsers.prepare()) as node:
+        url = _until(lambda: node_url(known), node, "the node to start")
+        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        _until(lambda: _healthy(known), node, "its workers")
+        demo_browsers.run(known, url, folder)
+        if sys.stdout.isatty():
+            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or connect to it:")
+            print(f'  playwright.chromium.connect("{url.replace("http", "ws", 1)}/sessions/{demo_browsers.POOL}")')
             with contextlib.suppress(KeyboardInterrupt):
                 node.wait()
     print("the node has stopped; nothing is left running")

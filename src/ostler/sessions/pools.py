@@ -255,6 +255,8 @@ class SessionPools:
         self.supervisor.began(serving.worker)
         opens, redirects = bool(serving.info.get("opens")), serving.spec.options.redirect
         live.is_open = not (opens or redirects)
+        if live.is_open and serving.info.get("views"):
+            serving.worker.send("open", session, about)  # for its live view; nobody waits for it
         if not live.is_open:
             live.ticket = secrets.token_urlsafe(18) if redirects else ""
             ticket = {"ticket": live.ticket} if redirects else {}
@@ -284,7 +286,7 @@ class SessionPools:
             self._wanted.remove(live)
         if live.clock is not None:
             live.clock.cancel()
-        if serving.gone is None and (serving.info.get("opens") or live.ticket):
+        if serving.gone is None and (serving.info.get("opens") or serving.info.get("views") or live.ticket):
             serving.worker.send("close", live.id, reason, text)
         if serving.closing and not serving.live:
             self.supervisor.wake()

@@ -98,7 +98,7 @@ class Child:
                 f"sessions {self._spec.name!r}: start returned no endpoint, and there is no open() that names one"
             )
         self._endpoint = None if given is None else Endpoint.of(given)
-        if self._endpoint is not None:
+        if self._endpoint is not None and self._endpoint.address:
             await _reachable(self._endpoint)
         told: dict[str, Any] = Endpoint.frame(self._endpoint) if self._endpoint else {"address": ""}
         if hasattr(self._code, "view"):
@@ -161,7 +161,7 @@ class Child:
             self.sessions[session] = found
             given = await _result(self._code.open(found)) if hasattr(self._code, "open") else None
             endpoint = self._endpoint if given is None else Endpoint.of(given)
-            if endpoint is None:
+            if endpoint is None or not endpoint.address:
                 raise TypeError("open() named no endpoint, and the worker has none of its own")
             if self._door is not None and about.get("ticket"):
                 self._door.expect(about["ticket"], session, endpoint)

@@ -1,0 +1,280 @@
+"""The browsers of a worker: isolation, ends that say why, hangs, live views, another user, nothing left behind. No node here."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
+
+from ostler import ConfigError
+from ostler.app import Ostler
+from ostler.apps.browsers import declared, installed
+from ostler.apps.browsers.driver import BrowserFailed
+from ostler.apps.browsers.given import Given
+from ostler.apps.browsers.pools import browsers
+from ostler.lifecycle import family
+from tests import users
+from tests.apps.browser_stand import Stand, running, serving, until, url
+
+pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
+_RED, _BLUE = "data:text/html,<body style='background:red'>", "data:text/html,<body style='background:blue'>"
+_COLOUR = """async (picture) => {
+  const image = new Image();
+  image.src = 'data:image/jpeg;base64,' + picture;
+  await image.decode();
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d');
+  canvas.drawImage(image, 0, 0, 1, 1);
+  const [red, , blue] = canvas.getImageData(0, 0, 1, 1).data;
+  return red > 200 && blue < 50 ? 'red' : blue > 200 && red < 50 ? 'blue' : 'other';
+}"""
+
+
+def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_is_the_sessions_own() -> None:
+    async def story(playwright: Playwright) -> None:
+        async with serving("shared") as stand:
+            assert (stand.endpoint.versions, stand.endpoint.product) == ([_version()], "Playwright")
+            one, two = [await _client(playwright, stand, name) for name in ("one", "two")]
+            red, blue = await one.new_page(), await two.new_page()
+            await red.goto(_RED)
+            await blue.goto(_BLUE)
+            assert [len(one.contexts), len(two.contexts)] == [1, 1]
+            assert [await _seen(stand, name, red) for name in ("one", "two")] == ["red", "blue"]
+            later = await one.new_page()  # the newest page is the one that is shown
+            await later.goto(_BLUE)
+            assert await _seen(stand, "one", red) == "blue"
+            await stand.code.probe()
+
+    _run(story)
+
+
+def test_a_shared_browser_that_dies_tells_its_clients_and_the_worker_says_that_it_is_lost() -> None:
+    async def story(playwright: Playwright) -> None:
+        async with serving("shared") as stand:
+            page = await (await _client(playwright, stand, "one")).new_page()
+            waiting = asyncio.create_task(_fails(page))
+            os.kill(stand.code._browser.pid, signal.SIGKILL)
+            assert "ostler: the browser died" in await waiting
+            await stand.heard("lost", "the browser died (SIGKILL)")
+
+    _run(story)
+
+
+def test_a_driver_that_dies_takes_its_browser_along_and_the_worker_says_so() -> None:
+    async def story(_: Playwright) -> None:
+        async with serving("shared") as stand:
+            os.kill(stand.code._driver._process.pid, signal.SIGKILL)
+            await stand.heard("lost", "the browser's driver died (SIGKILL)")
+            with pytest.raises(BrowserFailed):
+                await stand.code.probe()
+            await until(lambda: not running(stand.scratch), "the browser to end")
+
+    _run(story)
+
+
+def test_the_probe_asks_the_browser_itself_and_hangs_with_it() -> None:
+    async def story(_: Playwright) -> None:
+        async with serving("shared") as stand:
+            await stand.code.probe()
+            os.kill(stand.code._browser.pid, signal.SIGSTOP)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await stand.code.probe()
+
+    _run(story)
+
+
+@pytest.mark.parametrize("mode", ["dedicated", "sticky", "cdp"])
+def test_a_browser_of_its_own_dies_or_hangs_alone_and_its_session_hears_why(mode: str) -> None:
+    async def story(playwright: Playwright) -> None:
+        async with serving(mode) as stand:
+            spare = stand.code._spares[0]
+            pages = {
+                name: await (await _client(playwright, stand, name)).new_page() for name in ("one", "two", "three")
+            }
+            assert stand.code._held["one"] is spare  # it was ready before anybody asked
+            failing = {name: asyncio.create_task(_fails(pages[name])) for name in ("one", "two")}
+            os.kill(stand.code._held["one"].pid, signal.SIGKILL)
+            await stand.heard("ended", "one", "the browser died (SIGKILL)")
+            os.kill(stand.code._held["two"].pid, signal.SIGSTOP)
+            await stand.heard("ended", "two", "the browser hangs: it did not answer for 1.4 s")
+            said = [await failing[name] for name in ("one", "two")]
+            if mode != "cdp":  # there the relay says it
+                assert ["ostler: the browser died" in said[0], "ostler: the browser hangs" in said[1]] == [True, True]
+            assert await pages["three"].evaluate("1 + 1") == 2
+            assert [frame for frame in stand.said if frame[:2] == ("ended", "three")] == []
+            await pages["three"].goto(_RED)
+            assert await _seen(stand, "three", pages["three"]) == "red"
+            for name in pages:
+                await stand.code.close(stand.session(name))
+            assert stand.code._held == {}
+            each = 1 if mode == "cdp" else 3
+            await until(
+                lambda: (stand.folders, len(stand.code._spares)) == (each, 1), "what is left to be the next one's"
+            )
+
+    _run(story)
+
+
+def test_a_client_of_a_sticky_session_comes_back_to_its_page_and_of_a_dedicated_one_to_a_clean_browser() -> None:
+    async def story(playwright: Playwright) -> None:
+        for mode, found in (("sticky", [_RED]), ("dedicated", [])):
+            async with serving(mode) as stand:
+                endpoint = await stand.code.open(stand.session("one"))
+                for again in (False, True):
+                    client = await playwright.chromium.connect(url(endpoint))
+                    if again:
+                        assert [page.url for context in client.contexts for page in context.pages] == found
+                    else:
+                        await (await client.new_page()).goto(_RED)
+                    await client.close()
+
+    _run(story)
+
+
+def test_a_client_that_leaves_while_its_browser_starts_leaves_it_to_the_next_one() -> None:
+    async def story(_: Playwright) -> None:
+        async with serving("dedicated", slots=2) as stand:
+            await stand.code.open(stand.session("one"))
+            leaving = asyncio.create_task(stand.code.open(stand.session("two")))
+            await asyncio.sleep(0)
+            leaving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leaving
+            await stand.code.open(stand.session("three"))
+            assert stand.code._held.keys() == {"one", "three"}
+            assert next(stand.code._numbers) == 2  # no third browser was started
+
+    _run(story)
+
+
+@users.as_root
+def test_where_the_node_is_root_browser_and_driver_are_another_users_with_the_sandbox_and_without_the_nodes_secrets(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def story(playwright: Playwright) -> None:
+        monkeypatch.setenv("OSTLER_TOKEN", "secret")  # now: the test's own client is not one of the family
+        monkeypatch.setenv("OSTLER_FAMILY", "token/worker:test:0/1")
+        async with serving("shared") as stand:
+            await (await _client(playwright, stand, "one")).new_page()
+            found = family.members("token/worker:test:0/1", [])
+            assert {_uid(pid) for pid in found} == {users.NOBODY}
+            lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in found}
+            assert not any(b"--no-sandbox" in line for line in lines.values())
+            renderer = next(pid for pid, line in lines.items() if b"--type=renderer" in line)
+            assert os.readlink(f"/proc/{renderer}/ns/user") != os.readlink("/proc/self/ns/user")
+            assert all(b"secret" not in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
+
+    _run(story)
+
+
+def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_without_it(tmp_path: Path) -> None:
+    fake = tmp_path / "chromium"
+    fake.write_text('#!/bin/sh\necho "$@" >> /dev/stderr\necho "No usable sandbox! Update your kernel" >&2\nexit 1\n')
+    for folder in (fake, *fake.parents[:-1]):
+        folder.chmod(0o755)
+
+    async def story(_: Playwright) -> None:
+        for mode in ("shared", "cdp"):
+            with pytest.raises(BrowserFailed, match="OSTLER_BROWSERS_SANDBOX=off") as raised:
+                async with serving(mode, executable=fake):
+                    pass
+            assert "--no-sandbox" not in str(raised.value)
+
+    _run(story)
+
+
+def test_a_user_who_cannot_get_to_the_browser_is_named_with_what_to_do(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    hidden = tmp_path / "hidden"
+    hidden.mkdir(0o700)
+    (hidden / "chromium").write_text("#!/bin/sh\n")
+
+    async def story(_: Playwright) -> None:
+        with pytest.raises(ConfigError, match="OSTLER_BROWSERS_USER"):
+            async with serving("cdp", executable=hidden / "chromium"):
+                pass
+
+    _run(story)
+
+
+def test_the_apps_pools_are_those_that_this_machine_can_have() -> None:
+    found = declared(Given()).session_pools
+    assert found["chromium"].options.versions == (_version(),)
+    assert ("firefox" in found) == (installed.find("firefox") is not None)
+    chosen = declared(Given(pools=("chromium-sticky",))).session_pools
+    assert [*chosen] == ["chromium-sticky"]
+    assert chosen["chromium-sticky"].options.sticky == 60
+    with pytest.raises(ConfigError, match="known are: chromium"):
+        declared(Given(pools=("chrome",)))
+
+
+def test_further_drivers_are_pools_of_their_own_behind_the_same_name(tmp_path: Path) -> None:
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "package.json").write_text('{"version": "1.58.2"}')
+    app = Ostler()
+    browsers(app, "grid", drivers={"1.58": tmp_path})
+    found = {name: (spec.serves, spec.options.versions) for name, spec in app.session_pools.items()}
+    assert found == {"grid": ("grid", (_version(),)), "grid-1.58": ("grid", ("1.58",))}
+    with pytest.raises(ConfigError, match=r"is for clients of 1\.58, not of 1\.50"):
+        browsers(Ostler(), "grid", drivers={"1.50": tmp_path})
+
+
+@pytest.mark.parametrize(
+    ("variables", "text"),
+    [
+        ({"OSTLER_BROWSERS_SANDBOKS": "off"}, "did you mean OSTLER_BROWSERS_SANDBOX"),
+        ({"OSTLER_BROWSERS_SANDBOX": "maybe"}, "must be on or off"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_with_what_is_known(variables: dict[str, str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        Given.from_environment(variables)
+
+
+def _run(story: Any) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(60), async_playwright() as playwright:
+            await story(playwright)
+
+    asyncio.run(whole())
+
+
+def _uid(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("Uid:")).split()[1])
+
+
+def _version() -> str:
+    return installed.driver().serves
+
+
+async def _client(playwright: Playwright, stand: Stand, name: str) -> Browser:
+    """A session's client, as the relay would connect it."""
+    opens = getattr(stand.code, "open", None)
+    endpoint = await opens(stand.session(name)) if opens else stand.endpoint
+    if endpoint.address.startswith("tcp:"):
+        return await playwright.chromium.connect_over_cdp(url(endpoint))
+    return await playwright.chromium.connect(url(endpoint), headers={"x-ostler-session": name})
+
+
+async def _fails(page: Page) -> str:
+    """What a client is told that waits for its page."""
+    with pytest.raises(Error) as raised:
+        await page.evaluate("new Promise(() => {})")
+    return str(raised.value)
+
+
+async def _seen(stand: Stand, session: str, decoder: Page) -> str:
+    """The colour that the live view of a session shows."""
+    frames = stand.code.view(stand.session(session))
+    try:
+        return str(await decoder.evaluate(_COLOUR, base64.b64encode(await anext(frames)).decode()))
+    finally:
+        await frames.aclose()

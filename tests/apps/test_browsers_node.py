@@ -1,0 +1,333 @@
+"""The browser grid with a real node and the stock clients: what they can do, and what they are told when something dies or hangs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Error, Page, Playwright, async_playwright
+
+from ostler.apps.browsers import installed
+from ostler.lifecycle import family
+from tests.harness import Node, until
+
+pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
+APP = "ostler.apps.browsers"
+POOLS = "chromium,chromium-cdp,chromium-dedicated,chromium-sticky"
+SCRIPT = Path(__file__).with_name("browser_client.js")
+PATIENCE = 60.0
+_INDEX = b"""<!doctype html><title>index</title><button onclick="this.textContent = 'clicked'">click</button>
+<a href="/next">next</a> <a href="/file">file</a>"""
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[str]:
+    class Pages(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = {"/next": b"<title>the next page</title>", "/file": b"the file"}.get(self.path, _INDEX)
+            self.send_response(200)
+            self.send_header("content-type", "text/html")
+            self.send_header("content-length", str(len(body)))
+            if self.path == "/file":
+                self.send_header("content-disposition", 'attachment; filename="name.txt"')
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Pages) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+    pools = "chromium=2,chromium-cdp=1,chromium-dedicated=1,chromium-sticky=1"
+    made = Node(tmp_path_factory.mktemp("grid"), APP, OSTLER_BROWSERS_POOLS=POOLS, OSTLER_POOLS=pools)
+    made.start()
+    yield made
+    made.kill()
+
+
+def address(node: Node, pool: str = "chromium") -> str:
+    return f"{node.url.replace('http', 'ws', 1)}/sessions/{pool}"
+
+
+@pytest.mark.parametrize("pool", ["chromium", "chromium-dedicated"])
+def test_a_python_client_clicks_navigates_downloads_and_has_several_contexts(node: Node, site: str, pool: str) -> None:
+    async def story(playwright: Playwright) -> None:
+        browser = await playwright.chromium.connect(address(node, pool))
+        page = await browser.new_page()
+        await page.goto(site)
+        await page.click("button")
+        assert await page.text_content("button") == "clicked"
+        await page.click("text=next")
+        assert await page.title() == "the next page"
+        assert (await page.screenshot())[1:4] == b"PNG"
+        await page.goto(site)
+        async with page.expect_download() as waiting:
+            await page.click("text=file")
+        download = await waiting.value
+        saved = node.folder / "saved"
+        await download.save_as(saved)
+        assert (download.suggested_filename, saved.read_text()) == ("name.txt", "the file")
+        contexts = [await browser.new_context() for _ in range(2)]
+        for n, context in enumerate(contexts):
+            await (other := await context.new_page()).goto(site)
+            await other.evaluate(f"document.cookie = 'n={n}'")
+        assert [[c["value"] for c in await context.cookies()] for context in contexts] == [["0"], ["1"]]
+        await browser.close()
+
+    _run(story)
+
+
+def test_a_node_client_does_the_same(node: Node, site: str, tmp_path: Path) -> None:
+    done = _node_client(installed.driver().node, installed.driver().package, node, site, tmp_path)
+    assert _as_expected(done)
+
+
+def test_playwright_core_from_npm_does_the_same(node: Node, site: str, tmp_path: Path) -> None:
+    npm, program = shutil.which("npm"), shutil.which("node")
+    if not npm or not program:
+        pytest.skip("npm is not installed")
+    wanted = f"playwright-core@{installed.driver().serves}"
+    argv = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", wanted]
+    got = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    if got.returncode:
+        pytest.skip(f"npm cannot install {wanted}: {got.stderr[-300:]}")
+    done = _node_client(Path(program), tmp_path / "node_modules" / "playwright-core", node, site, tmp_path)
+    assert _as_expected(done)
+
+
+def test_a_cdp_client_is_told_where_the_browser_is_and_drives_it(node: Node, site: str) -> None:
+    status, told = node.get("/sessions/chromium-cdp/json/version")
+    assert status == 200
+    assert told["webSocketDebuggerUrl"].startswith(address(node, "chromium-cdp"))
+
+    async def story(playwright: Playwright) -> None:
+        browser = await playwright.chromium.connect_over_cdp(f"{node.url}/sessions/chromium-cdp")
+        page = await browser.new_page()
+        await page.goto(site)
+        await page.click("text=next")
+        assert await page.title() == "the next page"
+        await browser.close()
+
+    _run(story)
+
+
+def test_a_client_of_another_version_is_told_which_are_served(node: Node) -> None:
+    async def story(playwright: Playwright) -> None:
+        with pytest.raises(Error, match=rf"409[\s\S]*{installed.driver().serves}"):
+            await playwright.chromium.connect(
+                address(node), headers={"user-agent": "Playwright/1.50.1 (x64; debian 12)"}
+            )
+
+    _run(story)
+
+
+@pytest.mark.parametrize(
+    ("pool", "victim", "how", "text"),
+    [
+        ("chromium", "browser", signal.SIGKILL, "the browser died"),
+        ("chromium", "browser", signal.SIGSTOP, "did not answer"),
+        ("chromium", "worker", signal.SIGKILL, "SIGKILL"),
+        ("chromium-dedicated", "browser", signal.SIGKILL, "the browser died"),
+        ("chromium-dedicated", "browser", signal.SIGSTOP, "the browser hangs"),
+        ("chromium-cdp", "browser", signal.SIGKILL, "the browser died (SIGKILL)"),
+        ("chromium-cdp", "browser", signal.SIGSTOP, "the browser hangs"),
+    ],
+)
+def test_a_client_in_mid_session_is_told_what_happened(
+    node: Node, site: str, pool: str, victim: str, how: signal.Signals, text: str
+) -> None:
+    async def story(playwright: Playwright) -> None:
+        pages: list[Page] = []
+        for _ in range(len(_workers(node, pool))):  # one on each worker: the least busy is chosen
+            pages.append(await (await _connect(playwright, node, pool)).new_page())
+            await pages[-1].goto(site)
+        waiting = [asyncio.create_task(_told(page)) for page in pages]
+        hit = random.choice(_workers(node, pool))
+        for pid in [hit] if victim == "worker" else _browsers(hit):
+            os.kill(pid, how)
+        async with asyncio.timeout(PATIENCE):
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        told = [task.result() for task in waiting if task.done()]
+        assert any(text in one for one in told), told
+        for task in waiting:
+            task.cancel()
+
+    _run(story)
+    until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
+
+
+@pytest.mark.parametrize("sessions", [16, pytest.param(200, marks=pytest.mark.soak)])
+def test_sessions_with_random_kills_leave_no_process_no_zombie_and_no_directory(
+    make_node: Any, site: str, sessions: int
+) -> None:
+    pools = "chromium=2,chromium-dedicated=1,chromium-cdp=1"
+    names = ["chromium", "chromium-dedicated", "chromium-cdp"]
+    node = make_node(app=APP, OSTLER_BROWSERS_POOLS=",".join(names), OSTLER_POOLS=pools)
+    ended: list[bool] = []
+
+    async def one(playwright: Playwright, pool: str) -> None:
+        try:
+            browser = await _connect(playwright, node, pool)
+            page = await browser.new_page()
+            await page.goto(site)
+            await browser.close()
+            ended.append(True)
+        except Error:  # cut off by a kill, and told so: nobody waits for ever
+            ended.append(False)
+
+    async def client(playwright: Playwright, numbers: Iterator[int]) -> None:
+        for number in numbers:
+            await one(playwright, names[number % len(names)])
+
+    async def story(playwright: Playwright) -> None:
+        numbers = iter(range(sessions))
+        clients = [asyncio.create_task(client(playwright, numbers)) for _ in range(3)]
+        killed = 0
+        while killed < sessions // 4:
+            await asyncio.sleep(random.uniform(0.05, 0.4))
+            with contextlib.suppress(ProcessLookupError, IndexError):
+                os.kill(random.choice(_parts(node)), signal.SIGKILL)
+                killed += 1
+        await asyncio.gather(*clients)
+
+    _run(story, patience=600)
+    assert len(ended) == sessions
+    until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
+    scratch = _scratch(node)
+    until(lambda: len(os.listdir(scratch)) == 4, f"one directory for each worker in {scratch}")
+    until(lambda: not _zombies(node.pid), "all that died to be reaped")
+    mark = family.marks_of(_workers(node, "chromium")[0])[family.VARIABLE].partition("/")[0]
+    node.signal(signal.SIGTERM)
+    assert node.process.wait(60) == 0
+    assert family.members(f"{mark}/") == set()
+    assert not scratch.exists()
+
+
+def test_a_killed_node_leaves_no_browser_and_the_next_one_removes_its_directories(
+    make_node: Any, tmp_path: Path
+) -> None:
+    node = make_node(app=APP, folder=tmp_path / "n", OSTLER_BROWSERS_POOLS="chromium", OSTLER_POOLS="chromium=1")
+    worker = _workers(node, "chromium")[0]
+    mark, scratch = family.marks_of(worker)[family.VARIABLE].partition("/")[0], _scratch(node)
+    node.process.kill()
+    node.process.wait()
+    until(lambda: not family.members(f"{mark}/"), "all of its family to end")
+    again = make_node(app=APP, folder=tmp_path / "n", OSTLER_BROWSERS_POOLS="chromium", OSTLER_POOLS="chromium=1")
+    until(lambda: len(os.listdir(scratch)) == 1, "the old directories to be removed")
+    assert _workers(again, "chromium") != [worker]
+
+
+def test_the_demo_shows_it_all_and_ends_by_itself(tmp_path: Path) -> None:
+    argv = [sys.executable, "-m", "ostler", "demo", "browsers", "--data", str(tmp_path / "demo")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for words in (
+        "is recycled",
+        "is back after",
+        "--> kill -9",
+        "the browser died",
+        "13 sessions served, 0 failed",
+        "nothing is left",
+    ):
+        assert words in done.stdout, (words, done.stdout)
+    assert len([*(tmp_path / "demo" / "screenshots").glob("*.png")]) == 13
+
+
+def _parts(node: Node) -> list[int]:
+    """Workers, their drivers and browsers."""
+    workers = [w["pid"] for w in node.workers() if w["pool"] != "plane" and w["pid"]]
+    drivers = [p.pid for p in family.processes() if p.parent in workers and b"serve.js" in _line(p.pid)]
+    return [*workers, *drivers, *(pid for worker in workers for pid in _browsers(worker))]
+
+
+def _scratch(node: Node) -> Path:
+    """Where the node's workers have their directories, from the path that one of them was given."""
+    arguments = [Path(part) for part in _line(_workers(node, "chromium")[0]).decode().split("\0") if "/ostler-" in part]
+    return arguments[0].parent
+
+
+def _zombies(root: int) -> list[int]:
+    seen = [*family.processes()]
+    below, grew = {root}, True
+    while grew:
+        more = {p.pid for p in seen if p.parent in below} - below
+        below |= more
+        grew = bool(more)
+    return [p.pid for p in seen if p.zombie and p.pid in below]
+
+
+def _connect(playwright: Playwright, node: Node, pool: str) -> Any:
+    if pool == "chromium-cdp":
+        return playwright.chromium.connect_over_cdp(f"{node.url}/sessions/{pool}", timeout=PATIENCE * 1000)
+    return playwright.chromium.connect(address(node, pool), timeout=PATIENCE * 1000)
+
+
+async def _told(page: Page) -> str:
+    try:
+        await page.evaluate("new Promise(() => {})")
+    except Error as error:
+        return str(error)
+    raise AssertionError("a promise that never resolves has resolved")
+
+
+def _run(story: Any, patience: float = 120) -> None:
+    async def whole() -> None:
+        async with asyncio.timeout(patience), async_playwright() as playwright:
+            await story(playwright)
+
+    asyncio.run(whole())
+
+
+def _workers(node: Node, pool: str) -> list[int]:
+    return [w["pid"] for w in node.workers() if w["pool"] == pool and w["pid"] and w["status"] == "healthy"]
+
+
+def _browsers(worker: int) -> list[int]:
+    """The browsers of a worker: its children, or those of its driver, that are no helper of another browser."""
+    seen = [p for p in family.processes() if not p.zombie]
+    below = {worker, *(p.pid for p in seen if p.parent == worker)}
+    return [p.pid for p in seen if p.parent in below and b"headless" in _line(p.pid) and b"--type=" not in _line(p.pid)]
+
+
+def _line(pid: int) -> bytes:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def _node_client(program: Path, package: Path, node: Node, site: str, folder: Path) -> Any:
+    argv = [str(program), str(SCRIPT), str(package), address(node), site]
+    done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def _as_expected(seen: dict[str, Any]) -> bool:
+    assert seen.pop("version")
+    assert seen == {
+        "button": "clicked",
+        "title": "the next page",
+        "screenshot": "PNG",
+        "download": ["name.txt", "the file"],
+        "cookies": [["0"], ["1"]],
+    }
+    return True
