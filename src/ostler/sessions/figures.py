@@ -32,7 +32,7 @@ def _shown(
 ) -> dict[str, Any]:
     serving = pools.of(worker) if worker is not None else None
     in_use = len(serving.live) if serving else 0
-    serves = serving is not None and not serving.closing and worker is not None and worker.accepting
+    serves = serving is not None and serving.takes and not slot.pool.paused
     entry["in_use"] += in_use
     if serves:
         entry["slots"] += spec.options.slots

@@ -7,6 +7,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
+from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Worker
 from ostler.sessions.registry import Admission, WorkerKey
 from ostler.sessions.spec import SessionSpec
@@ -27,6 +28,13 @@ class Serving:
     gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
     probe_ms: float | None = None
     mb: float | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given new sessions. One that is to be replaced serves until the other one is there."""
+        worker = self.worker
+        leaves = self.closing or self.gone is not None or worker.leave or worker.killing is not None
+        return not leaves and worker.status is Status.HEALTHY and worker.ended is None
 
     @property
     def key(self) -> WorkerKey:

@@ -194,7 +194,7 @@ class SessionPools:
     # ---- a session, from admission to its end
 
     def _admit(self, session: str, serving: Serving | None, about: dict[str, Any]) -> None:
-        if serving is None or serving.closing or serving.gone or not serving.worker.accepting:
+        if serving is None or not serving.takes:
             self.say("refused", session, "worker", "the worker takes no new sessions", None)
             return
         live = Live(session, serving, about, time.monotonic(), now_ms())
