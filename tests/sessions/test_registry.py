@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
 from pathlib import Path
 
 import pytest
@@ -12,19 +11,26 @@ from ostler.sessions.registry import WorkerKey
 from ostler.store import Store
 from ostler.store.nodes import NodeRow
 from ostler.store.sessions import Lost
-from tests.sessions.registries import WORKER, YES, StoreBackend, asks, beat, in_use, no, on_a_loop, over, worker
-from tests.stores import store_of, value
+from tests.sessions.registries import (
+    WORKER,
+    YES,
+    Backend,
+    asks,
+    backend,
+    beat,
+    given_up,
+    in_use,
+    no,
+    on_a_loop,
+    over,
+    redis,
+    server,
+    worker,
+)
 
-Backend = StoreBackend
+from tests.stores import value
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path):
-    """A registry that is empty, once of each kind."""
-    with store_of(request) as url:
-        made = StoreBackend(url, tmp_path)
-        yield made
-        made.close()
+assert backend and redis and server  # fixtures
 
 
 # ---- admission
@@ -241,15 +247,6 @@ async def test_any_node_can_have_a_session_ended_by_the_node_that_has_it(backend
 
 
 # ---- trouble
-
-
-async def given_up(turn: Awaitable[object]) -> None:
-    """The turn is under way and whoever asked for it waits no longer: what became of it, nobody knows."""
-    task = asyncio.ensure_future(turn)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
 
 
 @on_a_loop
