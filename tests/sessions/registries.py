@@ -17,7 +17,8 @@ from ostler.store import Store
 from ostler.store.lanes import Lane
 from ostler.store.nodes import NodeRow
 from tests.sessions.valkey import Server
-from tests.stores import store_of
+from tests.servers import Server as Postgres
+from tests.stores import new_database, rows
 
 Test = Callable[..., Awaitable[None]]
 WORKER = WorkerKey("worker:chromium:0", 1)
@@ -214,13 +215,36 @@ def redis(server: Server, tmp_path: Path):
     made.close()
 
 
+@pytest.fixture(scope="module")
+def shared_database(postgres: Postgres):
+    """One database for all tests of a module: to make one takes longer than most of them."""
+    with new_database(postgres) as url:
+        yield url
+
+
+def _stored(request: pytest.FixtureRequest, folder: Path) -> StoreBackend:
+    if request.param == "sqlite":
+        return StoreBackend("", folder)
+    made = StoreBackend(request.getfixturevalue("shared_database"), folder)
+    for table in ("sessions", "session_workers", "nodes"):
+        rows(made.store, f"DELETE FROM {table}")
+    return made
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def stored(request: pytest.FixtureRequest, tmp_path: Path):
+    """An empty registry in the store, once on each database."""
+    made = _stored(request, tmp_path)
+    yield made
+    made.close()
+
+
 @pytest.fixture(params=["sqlite", "postgres", "valkey"])
 def backend(request: pytest.FixtureRequest, tmp_path: Path):
     """An empty registry, once of each kind."""
     if request.param == "valkey":
         yield request.getfixturevalue("redis")
         return
-    with store_of(request) as url:
-        made = StoreBackend(url, tmp_path)
-        yield made
-        made.close()
+    made = _stored(request, tmp_path)
+    yield made
+    made.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -15,6 +14,7 @@ from tests.sessions.registries import (
     WORKER,
     YES,
     Backend,
+    StoreBackend,
     asks,
     backend,
     beat,
@@ -25,12 +25,14 @@ from tests.sessions.registries import (
     over,
     redis,
     server,
+    shared_database,
+    stored,
     worker,
 )
 
 from tests.stores import value
 
-assert backend and redis and server  # fixtures
+assert backend and redis and server and shared_database and stored  # fixtures
 
 
 # ---- admission
@@ -275,6 +277,11 @@ async def test_an_admission_that_was_given_up_is_ended_by_the_next_heartbeat(bac
 
 
 @pytest.fixture
+def store(stored: StoreBackend) -> Store:
+    return stored.store
+
+
+@pytest.fixture
 def nodes(store: Store) -> tuple[str, str]:
     for name in ("a", "b"):
         store.nodes.register(NodeRow(f"{name}@1", name, 60_000))
@@ -282,16 +289,14 @@ def nodes(store: Store) -> tuple[str, str]:
     return "a@1", "b@1"
 
 
-def test_two_connections_never_admit_more_than_a_worker_has(
-    store: Store, store_url: str, tmp_path: Path, nodes
-) -> None:
+def test_two_connections_never_admit_more_than_a_worker_has(store: Store, stored: StoreBackend, nodes) -> None:
     """The second one waits for the first, and then counts what that one has left."""
     node, _ = nodes
     store.sessions.announce(node, [worker(slots=10, lifetime=50)])
     with_threads = 4
 
     def ask(n: int) -> int:
-        with Store.open(store_url, tmp_path, durable=False, busy_timeout=60.0) as mine:
+        with Store.open(stored.url, stored.folder, durable=False, busy_timeout=60.0) as mine:
             asked = [[asks(f"{n}-{turn}-{k}") for k in range(2)] for turn in range(10)]
             return sum(verdict.ok for turn in asked for verdict in mine.sessions.turn(node, [], turn))
 

@@ -20,10 +20,11 @@ from tests.sessions.registries import (
     over,
     redis,
     server,
+    shared_database,
     worker,
 )
 
-assert backend and redis and server  # fixtures
+assert backend and redis and server and shared_database  # fixtures
 
 
 class Worker:
