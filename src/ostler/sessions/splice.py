@@ -303,7 +303,9 @@ class Splice:
             if clock is not None:
                 clock.cancel()
         gone, self._gone = self._gone, lambda: None
-        self.client.track = self.worker.track = None
+        for side in (self.client, self.worker):
+            side.track = None
+            side.splice = side.other = None  # type: ignore[assignment]
         gone()
 
     def _finish_by(self, side: Side) -> None:
