@@ -185,6 +185,11 @@ class RedisRegistry:
             await self._insist(lambda: self._redis.srem(key, *over))
         return [one for one in asked if one in self._memory.live]
 
+    async def secret(self, own: str) -> str:
+        """The first node's that asks: nodes of one registry may have stores of their own."""
+        await self._insist(lambda: self._redis.set("ostler:secret", own, nx=True))
+        return str(await self._insist(lambda: self._redis.get("ostler:secret")) or own)
+
     async def _turn(self, wanted: Sequence[Admission]) -> list[Verdict]:
         """Under the lock. Ends that are owed, then admissions; restored first, as often as the server turns out to have lost something."""
         for _ in range(_TRIES):

@@ -6,6 +6,7 @@
 --   ostler:workers               hash: field -> [node, pool, component, generation], until it leaves or is reaped
 --   ostler:rows:{field}          hash: session -> its row as JSON. These are the slots in use
 --   ostler:orders:{node}         set: sessions that somebody asked to end        ostler:bell:{node}   list: wakes the node
+--   ostler:secret                string: what the nodes of this registry know each other by
 -- All scripts take one JSON argument. None of them searches the key space; only end, list, live and sweep look at more than they are told.
 local given = cjson.decode(ARGV[1])
 local call = redis.call
