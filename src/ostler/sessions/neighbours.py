@@ -42,6 +42,15 @@ class Neighbours:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def live(self) -> list[dict[str, Any]]:
+        """Sessions of the other nodes, newest first, in the form of `store.sessions.list`."""
+        own = self._member.id
+        return [row for row in await self._pools.registry.live() if row["node"] != own]
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Session workers of the other nodes."""
+        return [{**worker._asdict(), "free": worker.free} for worker in self.elsewhere]
+
     def forget(self) -> None:
         """A new plane knows nothing yet."""
         self._told = None
