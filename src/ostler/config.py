@@ -32,6 +32,7 @@ _APPS = (
     "models_",
     "fd_",
 )  # variables of the apps that come with Ostler, and of descriptors that workers inherit
+_REGISTRIES = ("redis", "rediss", "unix", "valkey", "valkeys")
 _SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
 
 
@@ -218,6 +219,22 @@ class Settings:
     sessions_kept: int = _setting(
         100_000, "so many rows of ended sessions are kept at most, the newest; 0: as many as there are"
     )
+    registry: str = _setting(
+        "",
+        "where sessions are admitted: empty for the store, or redis://host:6379/0 (also rediss://, unix://, valkey://) for Redis or Valkey",
+    )
+    registry_key_ttl: float = _setting(
+        30.0,
+        "Redis: a worker without a heartbeat for so long is gone; more than heartbeat_interval, less than the two below",
+    )
+    registry_command_ttl: float = _setting(
+        60.0, "Redis: for how long a command (`worker:cmd:…`) that an operator sets by hand should live"
+    )
+    registry_sweep: float = _setting(
+        300.0, "Redis: how often each node looks for workers that are gone, and reaps them"
+    )
+    registry_attempts: int = _setting(5, "Redis: how often a node that starts tries to reach the server")
+    registry_delay: float = _setting(3.0, "Redis: seconds between two of these attempts")
     upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
     exit_retention: float = _setting(2_592_000.0, "how long exit records of workers and incidents are kept")
     event_keepalive: float = _setting(15.0, "a stream of events that has nothing to say sends a comment this often")
@@ -516,6 +533,8 @@ def check(settings: Settings) -> None:
             raise ConfigError(f"{key} must be at least 1, found {getattr(settings, key)}")
     _check_stale("stale_after", settings.stale_after, settings.heartbeat_interval)
     _check_stale("node_lease", settings.node_lease, settings.heartbeat_interval)
+    if settings.registry:
+        _check_registry(settings)
     if not 0 <= settings.port <= 65535:
         raise ConfigError(f"port must be between 0 and 65535, found {settings.port}")
     if settings.max_payload > 16 * 1024 * 1024:
@@ -548,6 +567,26 @@ def _check_stale(key: str, stale: float, beat: float) -> None:
         raise ConfigError(
             f"{key} ({stale:g} s) must be at least 3 x heartbeat_interval ({beat:g} s), or one late heartbeat would kill a healthy worker"
         )
+
+
+def _check_registry(settings: Settings) -> None:
+    scheme = settings.registry.partition("://")[0]
+    if scheme not in _REGISTRIES or "://" not in settings.registry:
+        raise ConfigError(
+            f"registry {scheme}://… is not supported; leave it out for the store, or use one of {', '.join(_REGISTRIES)}"
+        )
+    if settings.registry_attempts < 1:
+        raise ConfigError(f"registry_attempts must be at least 1, found {settings.registry_attempts}")
+    beat, ttl = "heartbeat_interval", "registry_key_ttl"
+    for less, more, then in (
+        (beat, ttl, "healthy workers would look dead"),
+        (beat, "registry_command_ttl", "commands would expire before they are seen"),
+        (ttl, "registry_command_ttl", "a command could expire before a worker that was away for a moment sees it"),
+        (ttl, "registry_sweep", "the sweep would look for dead workers before any can be"),
+    ):
+        low, high = getattr(settings, less), getattr(settings, more)
+        if not low < high:
+            raise ConfigError(f"{less} ({low:g} s) must be less than {more} ({high:g} s), or {then}")
 
 
 def is_loopback(host: str) -> bool:

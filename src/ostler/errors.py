@@ -11,7 +11,8 @@ OstlerError
 │   └── Conflict         409  it exists, but its state does not allow this
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
 │   ├── StoreGone        503  the database file was deleted or replaced while it was in use
-│   └── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+│   ├── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+│   └── RegistryAway     503  the registry of sessions (Redis) does not answer; open sessions go on
 ├── EnvError             500  an environment cannot be built, removed or used
 │   └── EnvNotBuilt      503  it has to be built first; the message has the command
 ├── CallError            a call to a model was not answered with a result; it has the node's code, status and request id
@@ -103,6 +104,12 @@ class StoreDoubt(StoreBusy):
     """The connection was lost during a commit: what it had may be stored or not."""
 
     code = "STORE_DOUBT"
+
+
+class RegistryAway(StoreBusy):
+    """The registry of sessions does not answer. Open sessions go on; new ones are refused until it does."""
+
+    code = "REGISTRY"
 
 
 class EnvError(OstlerError):

@@ -110,7 +110,45 @@ class CallsTouched(NamedTuple):
 
 
 class SessionsTouched(NamedTuple):
-    """The plane has told of its sessions, or a session worker's state has changed."""
+    """Slots, sessions or lines of session pools have changed."""
+
+
+class SessionBegan(NamedTuple):
+    """A session was given a slot, after so many seconds in line. `pool` is the name that clients connect to."""
+
+    pool: str
+    waited: float
+
+
+class SessionEnded(NamedTuple):
+    """A session ended, for one reason. `by`: the operator who ended it."""
+
+    session: str
+    pool: str
+    worker: str
+    owner: str
+    reason: str
+    seconds: float
+    by: str | None = None
+
+
+class WorkerBroken(NamedTuple):
+    """What a session worker serves does not answer (`hung`) or is dead (`lost`): it is killed, and so many sessions end with it."""
+
+    worker: str
+    pool: str
+    what: str
+    text: str
+    sessions: int
+
+
+class WorkerDrained(NamedTuple):
+    """A session worker has drained: how long that took, and how many sessions its drain limit ended."""
+
+    worker: str
+    pool: str
+    seconds: float
+    cut: int
 
 
 class Printed(NamedTuple):
@@ -140,6 +178,10 @@ Event = (
     | JobsTouched
     | CallsTouched
     | SessionsTouched
+    | SessionBegan
+    | SessionEnded
+    | WorkerBroken
+    | WorkerDrained
     | Printed
     | StoreAnswers
 )

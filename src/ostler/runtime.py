@@ -58,7 +58,7 @@ from ostler.plane.entry import allow_files, loop_factory
 from ostler.sessions.launch import Launches
 from ostler.sessions.neighbours import Neighbours as SessionNeighbours
 from ostler.sessions.pools import SessionPools
-from ostler.sessions.registry import StoreRegistry
+from ostler.sessions.registry import Registry, StoreRegistry
 from ostler.store import Store, home, now_ms
 from ostler.store.bell import listener
 from ostler.store.database import is_postgres
@@ -254,9 +254,9 @@ class Node:
         calls = CallLog(self.app.models, lanes.records, bus, lambda: member.id)
         self._gateway = self._calls(calls) if self.has_plane else None
         if lanes.sessions is not None:
-            registry = StoreRegistry(lanes.sessions, lanes.glance, lambda: member.id)
+            registry = self._registry(lanes.sessions, lanes.glance)
             specs = {name: session_spec(settings, self.app, name) for name in self.app.session_pools}
-            self._sessions = SessionPools(specs, registry, bus, beat=settings.heartbeat_interval, tell=incidents.tell)
+            self._sessions = SessionPools(specs, registry, bus, beat=settings.heartbeat_interval)
             self._launches = Launches(settings, self.app, self.target, self.url)
         ledger = Ledger(
             headroom=Need(settings.memory_headroom_mb, settings.gpu_headroom_mb),
@@ -298,6 +298,7 @@ class Node:
             incidents,
             self._queues(),
             models,
+            sessions=self._sessions,
         )
         tails = Tails(bus)
         places: Places | None = None
@@ -327,6 +328,7 @@ class Node:
             gpu_lock=self._gateway.gpu_lock if self._gateway else lambda: None,
             wishes=Wishes(self._gateway) if self._gateway else None,
             elsewhere=lambda: places.elsewhere if places else [],
+            sessions=self._sessions,
             envs=lambda: [envs.shown(env) for env in envs.listing(settings, self.app)],
         )
         metrics.registry.register(CallMetrics(calls, context.models, ledger))
@@ -492,10 +494,25 @@ class Node:
         if pools is None or launches is None:
             return []
         pools.supervisor, pools.removed, pools.address = supervisor, launches.removed, launches.address
-        if not self._is_shared:
+        if not self._is_shared and not self.settings.registry:
             return [launches.scratch, pools]
-        pools.neighbours = SessionNeighbours(pools, self._member, self._secret, self.settings.upkeep_interval)
+        pools.neighbours = SessionNeighbours(pools, self._member, self._secret, self._adopt)
         return [launches.scratch, pools, pools.neighbours]
+
+    def _adopt(self, secret: str) -> None:
+        """The nodes of the registry of sessions know each other by another secret than this store's."""
+        self._secret = secret
+        if self._gateway is not None:
+            self._gateway.tell_catalog()
+
+    def _registry(self, lane: Lane, glance: Lane) -> Registry:
+        """Where session workers are registered: the store, or Redis."""
+        member, settings = self._member, self.settings
+        if not settings.registry:
+            return StoreRegistry(lane, glance, lambda: member.id)
+        from ostler.sessions.redis_registry import RedisRegistry  # noqa: PLC0415  an extra
+
+        return RedisRegistry(settings, lane, lambda: member.id, member.row.url)
 
     def _need(self, queue: str) -> Declared | None:
         """The largest need of the queue's tasks, where one of them declares any."""

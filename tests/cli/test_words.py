@@ -53,6 +53,40 @@ def test_frames_are_read_as_they_come_and_comments_are_signs_of_life() -> None:
 # ---- words
 
 
+def pool(name: str = "chromium", **more):
+    workers = [{"component": f"worker:{name}:{n}", "generation": 1, "status": status, "serves": status == "healthy", "slots": 4, "in_use": used,
+                "served": 9, "lifetime": 50, "started_at": NOW} for n, (status, used) in enumerate([("healthy", 3), ("draining", 2)])]  # fmt: skip
+    return {
+        "pool": name,
+        "node_id": "n@1",
+        "pools": [name],
+        "slots": 4,
+        "in_use": 5,
+        "free": 1,
+        "waiting": 0,
+        "paused": False,
+        "workers": workers,
+        **more,
+    }
+
+
+def test_a_session_pool_is_told_in_words_and_drawn_slot_by_slot() -> None:
+    body = event("session:chromium:status", "session", pool(waiting=2, paused=True))
+    line = words.line(body, None).plain
+    assert "sessions chromium" in line
+    assert line.endswith("5 in use, 1 of 4 slots free, 2 waiting, 1 of 2 workers serve (paused)")
+    assert words.key(body) != words.key(event("session:chromium:status", "session", pool(node_id="m@1")))
+    board = Board("10m")
+    assert "slots" not in "\n".join(drawn(board, 120))  # an app without sessions has no such table
+    board.apply(body)
+    text = "\n".join(drawn(board, 120))
+    assert re.search(r"chromium +5 +1 +2 +2 +1/2 +■■■□ +paused", text), text
+    for n in range(40):
+        board.apply(event(f"session:p{n}:status", "session", pool(f"p{n}")))
+    small = drawn(board, 80, 24)
+    assert len(small) <= 24 and max(map(len, small)) <= 80
+
+
 def test_a_model_is_told_in_words_and_two_of_one_task_are_two_objects() -> None:
     state = {"task": "ocr", "model": "org/x:1\x1b", "node_id": "n@1", "state": "BUSY", "reason": "loading\x1b 40 %", "in_flight": 2,
              "waiting": 1, "worker": "worker:ocr:0", "memory_mb": 812.4}  # fmt: skip
@@ -118,7 +152,7 @@ def test_every_event_is_one_line_with_its_time_and_object() -> None:
         (event("stream", "stream", {"reason": "gone"}, "resync"), "stream", "gone: the whole state follows"),
         (event("queue:jobs", "stream", {"reason": "too many"}, "resync"), "queue:jobs", "too many"),
         (event("stream", "stream", {"node": "n", "epoch": "e"}, "live"), "stream", "changes follow"),
-        (event("session:x:status", "session", {"calls": 1}), "session:x:status", '{"calls": 1}}'),
+        (event("later:x:status", "later", {"calls": 1}), "later:x:status", '{"calls": 1}}'),
     ]  # fmt: skip
     for body, subject, said in told:
         line = words.line(body, None).plain

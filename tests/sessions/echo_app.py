@@ -30,8 +30,20 @@ async def talk(connection: ServerConnection) -> None:
             await connection.send(message)
 
 
-@app.sessions("echo", workers=2, slots=3, lifetime=20, margin=4, drain=3, limits={"stop_grace": 1})
+@app.sessions("echo", workers=2, slots=3, lifetime=0)
 async def echo(worker: Any) -> Any:
+    async with unix_serve(talk, worker.socket):
+        yield worker.socket
+
+
+@app.sessions("short", workers=2, slots=2, lifetime=6, margin=2, drain=0.5)
+async def short(worker: Any) -> Any:
+    async with unix_serve(talk, worker.socket):
+        yield worker.socket
+
+
+@app.sessions("door", workers=1, slots=2, lifetime=0, redirect=True, memory_mb=20)
+async def door(worker: Any) -> Any:
     async with unix_serve(talk, worker.socket):
         yield worker.socket
 

@@ -67,6 +67,8 @@ class FakeNode:
                 server.close()
             async with asyncio.timeout(PATIENCE):
                 await self.front.stop()
+                for server in self.servers:
+                    await server.wait_closed()
 
     def _route(self, request: Request) -> Plan:
         if request.path.startswith(PATH):

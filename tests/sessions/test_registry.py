@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
-from pathlib import Path
 
 import pytest
 
@@ -12,19 +10,29 @@ from ostler.sessions.registry import WorkerKey
 from ostler.store import Store
 from ostler.store.nodes import NodeRow
 from ostler.store.sessions import Lost
-from tests.sessions.registries import WORKER, YES, StoreBackend, asks, beat, in_use, no, on_a_loop, over, worker
-from tests.stores import store_of, value
+from tests.sessions.registries import (
+    WORKER,
+    YES,
+    Backend,
+    StoreBackend,
+    asks,
+    backend,
+    beat,
+    given_up,
+    in_use,
+    no,
+    on_a_loop,
+    over,
+    redis,
+    server,
+    shared_database,
+    stored,
+    worker,
+)
 
-Backend = StoreBackend
+from tests.stores import value
 
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def backend(request: pytest.FixtureRequest, tmp_path: Path):
-    """A registry that is empty, once of each kind."""
-    with store_of(request) as url:
-        made = StoreBackend(url, tmp_path)
-        yield made
-        made.close()
+assert backend and redis and server and shared_database and stored  # fixtures
 
 
 # ---- admission
@@ -243,15 +251,6 @@ async def test_any_node_can_have_a_session_ended_by_the_node_that_has_it(backend
 # ---- trouble
 
 
-async def given_up(turn: Awaitable[object]) -> None:
-    """The turn is under way and whoever asked for it waits no longer: what became of it, nobody knows."""
-    task = asyncio.ensure_future(turn)
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-
-
 @on_a_loop
 async def test_an_end_that_could_not_be_told_is_told_with_the_next_turn(backend: Backend) -> None:
     registry = await backend.node()
@@ -278,6 +277,11 @@ async def test_an_admission_that_was_given_up_is_ended_by_the_next_heartbeat(bac
 
 
 @pytest.fixture
+def store(stored: StoreBackend) -> Store:
+    return stored.store
+
+
+@pytest.fixture
 def nodes(store: Store) -> tuple[str, str]:
     for name in ("a", "b"):
         store.nodes.register(NodeRow(f"{name}@1", name, 60_000))
@@ -285,16 +289,14 @@ def nodes(store: Store) -> tuple[str, str]:
     return "a@1", "b@1"
 
 
-def test_two_connections_never_admit_more_than_a_worker_has(
-    store: Store, store_url: str, tmp_path: Path, nodes
-) -> None:
+def test_two_connections_never_admit_more_than_a_worker_has(store: Store, stored: StoreBackend, nodes) -> None:
     """The second one waits for the first, and then counts what that one has left."""
     node, _ = nodes
     store.sessions.announce(node, [worker(slots=10, lifetime=50)])
     with_threads = 4
 
     def ask(n: int) -> int:
-        with Store.open(store_url, tmp_path, durable=False, busy_timeout=60.0) as mine:
+        with Store.open(stored.url, stored.folder, durable=False, busy_timeout=60.0) as mine:
             asked = [[asks(f"{n}-{turn}-{k}") for k in range(2)] for turn in range(10)]
             return sum(verdict.ok for turn in asked for verdict in mine.sessions.turn(node, [], turn))
 

@@ -21,6 +21,7 @@ _COMMANDS = {
     "retry": "jobs",
     "call": "call",
     "calls": "calls",
+    "sessions": "sessions",
     "nodes": "nodes",
     "health": "nodes",
     "workers": "workers",

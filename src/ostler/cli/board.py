@@ -30,6 +30,7 @@ class Board:
         self.total: State | None = None
         self.queues: dict[str, State] = {}
         self.workers: dict[str, State] = {}
+        self.sessions: dict[str, State] = {}  # pools, by the name that clients connect to
         self.nodes: dict[str, State] = {}  # none while there is only the one
         self.jobs: dict[int, State] = {}  # the running ones
         self.incidents: dict[tuple[str, int], State] = {}
@@ -47,6 +48,8 @@ class Board:
                 self.health = state
             case {"worker": state}:
                 _put(self.workers, f"{state['node_id']}/{state['component']}", state)
+            case {"session": state}:
+                self.sessions[state["pool"]] = state
             case {"topic": "system:nodes", "node": state}:
                 _put(self.nodes, state["id"], state)
             case {"job": state}:

@@ -78,19 +78,11 @@ def _row(call: dict[str, Any]) -> tuple[Any, ...]:
         call["status"],
         show.span(call["waited_ms"] / 1000),
         took,
-        _bytes(call["bytes_in"]),
-        _bytes(call["bytes_out"]),
+        show.size(call["bytes_in"]),
+        show.size(call["bytes_out"]),
         show.ago(call["asked_at"]),
         what,
     )
-
-
-def _bytes(number: float) -> str:
-    for unit in ("B", "KB", "MB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 10 else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} GB"
 
 
 def _running(known: Settings, filters: dict[str, str | None], json_: bool) -> None:
@@ -109,8 +101,8 @@ def _running(known: Settings, filters: dict[str, str | None], json_: bool) -> No
             show.state(call["state"]),
             show.span(call["waited_ms"] / 1000),
             "" if call["running_ms"] is None else show.span(call["running_ms"] / 1000),
-            _bytes(call["bytes_in"]),
-            _bytes(call["bytes_out"]),
+            show.size(call["bytes_in"]),
+            show.size(call["bytes_out"]),
         )
         for call in shown
     )

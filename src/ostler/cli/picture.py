@@ -40,7 +40,8 @@ def picture(board: Board, now: int, width: int, height: int | None = None) -> Gr
         *_reasons(board, width, _REASONS if fill else _ALL),
         *_figures(board, now, width),
     ]
-    sections = [_queues(board, now), _workers(board, now), _jobs(board, now, width), _incidents(board, now)]
+    pools = [_sessions(board, width)] if board.sessions else []
+    sections = [_queues(board, now), *pools, _workers(board, now), _jobs(board, now, width), _incidents(board, now)]
     room = _ALL if height is None else height - len(head) - (1 + gap) * len(sections)
     parts: list[RenderableType] = [*head]
     for section, lines in zip(sections, share(room, [max(len(s.rows), s.total) for s in sections]), strict=True):
@@ -158,6 +159,24 @@ def _queues(board: Board, now: int) -> Section:
         empty = "paused" if q["paused"] else _eta(q, now)
         rows.append((q["pending"] + q["running"], (q["queue"], *counts, average, empty, q["workers"], "")))
     return Section("queue|>waiting|>running|>done|>failed|>average|>empty in|>workers|*", rows, "no queues")
+
+
+def _sessions(board: Board, width: int) -> Section:
+    rows: list[Row] = []
+    for pool in sorted(board.sessions.values(), key=lambda p: str(p["pool"])):
+        leaving = sum(w["in_use"] for w in pool["workers"] if w["status"] in ("draining", "stopping"))
+        serving = sum(w["serves"] for w in pool["workers"])
+        slots = show.cells(pool["in_use"] - leaving, pool["slots"], max(8, min(40, width - 70)))
+        waiting = Text(f"{pool['waiting']:,}", style="yellow" if pool["waiting"] else "")
+        counts = (f"{pool['in_use']:,}", f"{pool['free']:,}", f"{leaving:,}" if leaving else "", waiting)
+        state = "paused" if pool["paused"] else ""
+        rows.append(
+            (
+                pool["waiting"] + 1,
+                (pool["pool"], *counts, f"{serving}/{len(pool['workers'])}", Text(slots, "cyan"), state),
+            )
+        )
+    return Section("sessions|>in use|>free|>leaving|>waiting|>workers|slots|*", rows, "no session pools")
 
 
 def _workers(board: Board, now: int) -> Section:

@@ -40,6 +40,11 @@ _COLOURS = {
     "running": "cyan",
     "streaming": "cyan",
     "leaving": "yellow",
+    "live": "cyan",
+    "opening": "cyan",
+    "detached": "yellow",
+    "suspect": "yellow",
+    "ended": "bright_black",
 }
 
 
@@ -103,7 +108,29 @@ def as_json(value: Any) -> None:
 
 def ago(at: int | None) -> str:
     """'3 s ago' for a time in ms."""
-    return "" if at is None else f"{span(max(0.0, time.time() - at / 1000))} ago"
+    return "" if at is None else f"{since(at)} ago"
+
+
+def since(at: int | None) -> str:
+    """How long ago a time in ms is."""
+    return "" if at is None else span(max(0.0, time.time() - at / 1000))
+
+
+def size(number: float) -> str:
+    """Bytes as a person reads them."""
+    for unit in ("B", "KB", "MB"):
+        if number < 1000:
+            return f"{number:.0f} {unit}" if unit == "B" or number >= 10 else f"{number:.1f} {unit}"
+        number /= 1000
+    return f"{number:.1f} GB"
+
+
+def cells(used: int, slots: int, most: int = 32) -> str:
+    """Slots, one by one where there are few: taken ones are full."""
+    used = min(used, slots)
+    if slots > most:
+        used, slots = round(used / slots * most), most
+    return "■" * used + "□" * (slots - used)
 
 
 def span(seconds: float) -> str:

@@ -34,6 +34,8 @@ def key(body: State) -> str:
             return f"{body['topic']}#{one['node_id']}"
         case {"call": one}:
             return f"{body['topic']}#{one['node_id']}#{one['model']}"
+        case {"session": one}:
+            return f"{body['topic']}#{one['node_id']}"
         case {"node": one} | {"job": one}:
             return f"{body['topic']}#{one['id']}"
     return f"{body['topic']}#"
@@ -64,6 +66,8 @@ def _said(body: State, before: State | None) -> tuple[str, Text]:
             return f"queue {state['queue']}" if state["queue"] else "all queues", Text(queue(state))
         case {"call": state}:
             return f"model {state['task']} {state['model']}", Text(model(state))
+        case {"session": state}:
+            return f"sessions {state['pool']}", Text(session_pool(state))
         case {"health": state}:
             return "health", health(state, before and before["health"])
         case {"incident": state}:
@@ -134,6 +138,17 @@ def model(now: State) -> str:
     parts = [now["state"], f"{now['in_flight']:,} in flight", f"{now['waiting']:,} waiting"]
     parts += [f"{now['memory_mb']:.0f} MB"] if now["memory_mb"] else []
     return ", ".join(parts) + (f" ({clean(now['reason'])})" if now["reason"] else "")
+
+
+def session_pool(now: State) -> str:
+    serving = sum(worker["serves"] for worker in now["workers"])
+    parts = [
+        f"{now['in_use']:,} in use",
+        f"{now['free']:,} of {now['slots']:,} slots free",
+        f"{now['waiting']:,} waiting",
+    ]
+    parts.append(f"{serving} of {len(now['workers'])} workers serve")
+    return ", ".join(parts) + (" (paused)" if now["paused"] else "")
 
 
 def health(now: State, before: State | None) -> Text:

@@ -34,22 +34,16 @@ class Channel:
     """The control channel as the worker sees it. `send` may be called from any thread.
 
     `facts`, where it is given, is called for each heartbeat (on the side thread): what it returns travels with the beat, and
-    the node's answer comes back as a frame `["wanted", …]`. `parting` is called when the node is gone and the worker's family, too.
+    the node's answer comes back as a frame `["wanted", …]`.
     """
 
-    def __init__(
-        self,
-        heard: Callable[[Frame], None],
-        facts: Callable[[], Any] | None = None,
-        *,
-        parting: Callable[[], None] | None = None,
-    ) -> None:
+    def __init__(self, heard: Callable[[Frame], None], facts: Callable[[], Any] | None = None) -> None:
         descriptor, _, interval = os.environ.pop(CONTROL).partition(":")
         # Children of the worker must not hold the channel: its EOF is how the node sees that the worker is gone.
         os.set_inheritable(int(descriptor), False)
         self._socket = socket.socket(fileno=int(descriptor))
         self._interval = float(interval)
-        self._heard, self._facts, self._parting = heard, facts, parting
+        self._heard, self._facts = heard, facts
         self._pid = os.getpid()
         self._sending = threading.Lock()
         self._frames = Frames()
@@ -97,7 +91,7 @@ class Channel:
             self._attend()
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
-            leave(self._parting)
+            leave()
 
     def _attend(self) -> None:
         next_beat = 0.0
@@ -125,7 +119,7 @@ class Channel:
         except ConnectionResetError:
             data = b""
         if not data:
-            leave(self._parting)
+            leave()
         for frame in self._frames.feed(data):
             self._heard(frame)
         if self._frames.broken:
@@ -152,15 +146,12 @@ def memory_mb() -> tuple[float, float]:
     return round(resident, 1), round(peak, 1)
 
 
-def leave(parting: Callable[[], None] | None = None) -> None:
+def leave() -> None:
     """The node is gone: end the family, then this process and its group. Never returns."""
     mark = os.environ.get(family.VARIABLE)
     with contextlib.suppress(Exception):
         if mark:
             family.kill(mark, [os.getpid()], patience=0.5)
-    with contextlib.suppress(Exception):
-        if parting is not None:
-            parting()
     with contextlib.suppress(OSError):
         if os.getpgrp() == os.getpid():
             os.killpg(0, signal.SIGKILL)

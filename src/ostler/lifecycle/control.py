@@ -48,12 +48,18 @@ class Control:
         return slot.status
 
     def restart(self, component: str) -> Status:
-        """Reset, then start; a running worker finishes what it has first."""
+        """Reset, then start; a running worker finishes what it has first. Where its pool warms replacements, the new one is ready
+        before the old one leaves.
+        """
         slot = self.slot(component)
         self._supervisor.forget(slot)
         slot.wanted, slot.resting, slot.ask_again = True, False, 0.0
-        if slot.worker is not None:
-            self._supervisor.leave(slot.worker)
+        worker = slot.worker
+        if worker is not None and worker.status is Status.HEALTHY and slot.pool.spec.recycle.warm and not worker.leave:
+            slot.spare_recycle_until = 0.0
+            worker.tired = "an operator wants a fresh one"
+        elif worker is not None:
+            self._supervisor.leave(worker)
         self._supervisor.wake()
         return slot.status
 

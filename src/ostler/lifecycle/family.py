@@ -12,6 +12,7 @@ that know nothing of Ostler and would never notice.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import time
@@ -197,14 +198,18 @@ def pss_mb(root: int) -> float | None:
     return round(total, 1) if told else None
 
 
-def guard(prefix: str) -> None:
-    """Wait until the node is gone, then end its families. Signals do not end the guard: it must outlive the node."""
+def guard(prefix: str, folders: Iterable[str] = ()) -> None:
+    """Wait until the node is gone, then end its families and remove their directories. Signals do not end the guard: it must outlive
+    the node.
+    """
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 1024):
         pass
     kill(prefix)
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
-    guard(sys.argv[1])
+    guard(sys.argv[1], sys.argv[2:])

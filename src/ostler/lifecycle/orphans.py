@@ -16,7 +16,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ostler.lifecycle import family
@@ -31,8 +31,8 @@ _DOUBT = 1.0  # … that an exited process of unknown origin is left to whoever 
 class Orphans:
     """The guard, the sweep behind each worker, and the reaping. `workers` are those that live now."""
 
-    def __init__(self, token: str, workers: Callable[[], list[Worker]]) -> None:
-        self._token, self._workers = token, workers
+    def __init__(self, token: str, workers: Callable[[], list[Worker]], folders: Sequence[str] = ()) -> None:
+        self._token, self._workers, self._folders = token, workers, folders
         self._guard: subprocess.Popen[bytes] | None = None
         self._own: set[int] = set()  # children that the node's own code started
         self._strangers: dict[
@@ -76,7 +76,7 @@ class Orphans:
             return
         if self._guard:
             log.warning("the guard has ended; starting another")
-        argv = [sys.executable, "-I", "-S", family.__file__, f"{self._token}/"]
+        argv = [sys.executable, "-I", "-S", family.__file__, f"{self._token}/", *self._folders]
         self._guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
     # ---- behind one worker

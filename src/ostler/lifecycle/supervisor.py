@@ -72,7 +72,8 @@ class Supervisor:
         self._starts = Starts(self)
         self._recycling = Recycling(self, self._starts.spawn)
         self._endings = Endings(self, self._recycling, limits)
-        self._orphans = Orphans(self.token, lambda: [w for w in self._workers() if w.sweep is not True])
+        folders = sorted({spec.folder for spec in specs if spec.folder})
+        self._orphans = Orphans(self.token, lambda: [w for w in self._workers() if w.sweep is not True], folders)
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._tasks: set[asyncio.Task[Any]] = set()

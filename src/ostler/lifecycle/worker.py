@@ -159,6 +159,7 @@ class PoolSpec:
     outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
     need: Needs | None = None  # None: its workers are started without asking for memory
     nice: int = 0  # added to the node's own niceness: the system prefers others to its workers
+    folder: str | None = None  # what its workers have on disk: the guard removes it when the node has died
     leaves_within: float | None = (
         None  # seconds in which a worker that was asked to leave goes; None: when it has finished
     )

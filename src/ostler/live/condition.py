@@ -11,8 +11,11 @@ from ostler.lifecycle import ends
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Slot
+from ostler.sessions.shown import Sessions
 from ostler.store.fleet import Fleet
 from ostler.store.lanes import Lane
+
+_STUCK = 10.0  # seconds that a client may wait in line for a session before that is told
 
 
 def condition(
@@ -21,11 +24,12 @@ def condition(
     pressure: Pressure,
     stranded: Sequence[str],
     fleet: Fleet | None = None,
+    sessions: Sessions | None = None,
 ) -> tuple[str, list[str]]:
     """(healthy | degraded | error, what is wrong, in words).
 
-    Error: some pool of this node cannot work at all, or the store does not answer. Degraded: work is stuck or held, a worker of any
-    node is down, or a node is.
+    Error: some pool of this node cannot work at all, or the store does not answer. Degraded: work is stuck or held, clients get no
+    session, a worker of any node is down, or a node is.
     """
     errors: list[str] = []
     worst = "healthy"
@@ -49,7 +53,7 @@ def condition(
         errors += elsewhere
         worst = "degraded" if worst == "healthy" else worst
     held = [f"queue {queue} is held: {why}" for queue, why in pressure.reasons(time.monotonic()).items()]
-    stuck = [*stranded]
+    stuck = [*stranded, *(unserved(sessions) if sessions is not None and not supervisor.stopping else ())]
     if held or stuck:
         errors += held + stuck
         worst = "degraded" if worst == "healthy" else worst
@@ -71,6 +75,24 @@ def condition(
         errors.append("this node was declared dead by another: its workers are killed, and it registers anew")
         worst = "error"
     return worst, errors
+
+
+def unserved(sessions: Sessions) -> list[str]:
+    """Why clients get no session: nobody serves them, or their line does not move."""
+    found, lines = [], sessions.lines()
+    for name, state in sessions.capacity().items():
+        able = any(worker["serves"] or worker["status"] == Status.STARTING for worker in state["workers"])
+        pools = " or ".join(state["pools"])
+        longest = max((waited for _, _, waited in lines.get(name, {"first": ()})["first"]), default=0.0)
+        if state.get("paused"):
+            found.append(f"sessions {name} are paused: clients wait in line; to go on: ostler resume {pools}")
+        elif not able:
+            found.append(f"no worker serves sessions {name}: nobody can connect. See 'ostler workers' for pool {pools}")
+        elif longest >= _STUCK:
+            # Without the figures of the moment, which would be news every second.
+            busy = f"all {state['slots']} slots are in use" if not state["free"] else "none of the free slots fits them"
+            found.append(f"clients wait for more than {_STUCK:g} s for sessions {name}: {busy}")
+    return found
 
 
 def _ago(since: float) -> str:

@@ -14,7 +14,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ostler.events import Backpressure, Bus, JobEnded, PoolPaused, Recovered, StoreAnswers, WorkerMoved
+from ostler.events import (
+    Backpressure,
+    Bus,
+    JobEnded,
+    PoolPaused,
+    Recovered,
+    SessionEnded,
+    StoreAnswers,
+    WorkerBroken,
+    WorkerDrained,
+    WorkerMoved,
+)
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.store import Store
@@ -73,6 +84,29 @@ def failures(event: JobEnded, count: int) -> str:
     if count == 1:
         return f"job {event.job} ({event.task}) failed: {event.code}"
     return f"{count} jobs of task {event.task} failed with {event.code}, the last is job {event.job}"
+
+
+def broken(event: WorkerBroken) -> str:
+    """A session worker that hangs, or has lost what it serves."""
+    ended = f", and {_sessions(event.sessions)} ended with it" if event.sessions else ""
+    return f"{event.worker} {'hung' if event.what == 'hung' else 'was lost'}: {event.text}; it is replaced{ended}"
+
+
+def drain_limit(event: WorkerDrained) -> str:
+    """A drain that was cut short."""
+    return f"{event.worker} reached its drain limit after {_span(event.seconds)}: {_sessions(event.cut)} ended"
+
+
+def killed(event: SessionEnded, count: int) -> str:
+    """Sessions that an operator ended."""
+    by = f" by {event.by}" if event.by else ""
+    if count == 1:
+        return f"session {event.session} of {event.pool} ({event.owner}) was ended{by}"
+    return f"{count} sessions of {event.pool} were ended by operators, the last is {event.session}{by}"
+
+
+def _sessions(number: int) -> str:
+    return f"{number} {'session' if number == 1 else 'sessions'}"
 
 
 def _span(seconds: float) -> str:
@@ -180,11 +214,24 @@ class Incidents:
                 self.tell("warning", "node", f"{jobs} {'job' if jobs == 1 else 'jobs'} of a node that died requeued")
             case Backpressure(queue, reason):
                 self._repeated(("warning", f"queue:{queue}"), None, f"queue {queue} held: {reason}")
+            case WorkerBroken():
+                self.tell("warning", event.worker, broken(event))
+            case WorkerDrained() if event.cut:
+                self.tell("warning", event.worker, drain_limit(event))
+            case SessionEnded(reason="killed"):
+                self._killed(event)
             case StoreAnswers(lane, answers):
                 if answers:
                     self.tell("info", f"store:{lane}", f"the store takes writes of lane {lane} again")
                 else:
                     self.tell("error", f"store:{lane}", f"the store does not answer lane {lane}; retrying")
+
+    def _killed(self, event: SessionEnded) -> None:
+        """Sessions that an operator ends one after another are one incident."""
+        key = "info", f"session:{event.pool}"
+        known = self._repeats.get(key)
+        count = known.count + 1 if known is not None and now_ms() - known.at < _SAME else 1
+        self._repeated(key, None, killed(event, count))
 
     def _repeated(self, key: tuple[str, str], event: JobEnded | None, text: str = "") -> None:
         """One incident for many of the same kind, as long as they follow each other."""

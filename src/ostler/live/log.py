@@ -5,7 +5,17 @@ from __future__ import annotations
 import logging
 import sys
 
-from ostler.events import Backpressure, Event, JobEnded, PoolPaused, WorkerMoved
+from ostler.events import (
+    Backpressure,
+    Event,
+    JobEnded,
+    PoolPaused,
+    SessionEnded,
+    WorkerBroken,
+    WorkerDrained,
+    WorkerMoved,
+)
+from ostler.live import incidents
 
 log = logging.getLogger("ostler")
 
@@ -36,6 +46,12 @@ def tell(event: Event) -> None:
             )
         case Backpressure(queue, reason):
             log.warning("queue %s is held: %s", queue, reason)
+        case WorkerBroken():
+            log.warning("%s", incidents.broken(event))
+        case WorkerDrained() if event.cut:
+            log.warning("%s", incidents.drain_limit(event))
+        case SessionEnded(reason="killed"):
+            log.info("%s", incidents.killed(event, 1))
         case PoolPaused(pool, True, still=True):
             log.warning(
                 "%s still paused, as before; to go on: ostler resume%s",

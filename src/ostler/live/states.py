@@ -88,6 +88,15 @@ def model(node_id: str, task: str, name: str, found: Mapping[str, Any], rss_mb: 
     return {"task": task, "model": name, "node_id": node_id, **{k: found[k] for k in kept}, "memory_mb": rss_mb}
 
 
+def session_pool(node_id: str, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+    """A session pool of this node, without what changes by itself, such as memory and what a probe takes."""
+    kept = ("pools", "slots", "in_use", "free", "waiting")
+    of_worker = ("component", "generation", "status", "serves", "slots", "in_use", "served", "lifetime", "started_at")
+    workers = [{k: worker[k] for k in of_worker} for worker in found["workers"]]
+    paused = bool(found.get("paused"))
+    return {"pool": name, "node_id": node_id, **{k: found[k] for k in kept}, "paused": paused, "workers": workers}
+
+
 def node(row: Mapping[str, Any]) -> dict[str, Any]:
     """A node. Its heartbeat is left out: that it lives is told, and that it does no more."""
     return {name: value for name, value in fleet.shown(row).items() if name not in _ALWAYS_NEW}

@@ -10,7 +10,7 @@ import re
 
 from ostler.errors import BadArguments
 
-# Every topic that there is, as patterns. A model's has the name of its task: its id may be any text. Sessions come later.
+# Every topic that there is, as patterns. A model's has the name of its task: its id may be any text.
 KNOWN = (
     "queue:status",
     "queue:jobs",

@@ -21,7 +21,17 @@ from typing import Any, NamedTuple
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
-from ostler.events import Beats, Bus, CallsTouched, JobEnded, JobsTouched, PoolPaused, StoreAnswers, WorkerMoved
+from ostler.events import (
+    Beats,
+    Bus,
+    CallsTouched,
+    JobEnded,
+    JobsTouched,
+    PoolPaused,
+    SessionsTouched,
+    StoreAnswers,
+    WorkerMoved,
+)
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.jobs.poll import Poll
 from ostler.lifecycle.state import Status
@@ -31,6 +41,7 @@ from ostler.live.broker import Broker, Client
 from ostler.live.condition import condition
 from ostler.live.incidents import KEPT, Incidents
 from ostler.live.topics import Pattern
+from ostler.sessions.shown import Sessions
 from ostler.store import fleet, now_ms
 from ostler.store.fleet import Fleet
 from ostler.store.lanes import Lane
@@ -110,8 +121,9 @@ class Watch:
         incidents: Incidents,
         queues: list[str],
         models: Callable[[], Mapping[str, Mapping[str, Any]]] = dict,
+        sessions: Sessions | None = None,
     ) -> None:
-        self._models = models
+        self._models, self._sessions = models, sessions
         self._called: set[tuple[str, str]] = set()  # models that the broker has: topic and key
         self._settings, self._broker, self._reader, self._lanes = settings, broker, reader, lanes
         self._supervisor, self._dispatcher, self._incidents, self._declared = supervisor, dispatcher, incidents, queues
@@ -194,7 +206,7 @@ class Watch:
                     return
             case WorkerMoved() | PoolPaused():
                 self._store_dirty = True  # how many can take jobs decides when a queue will be empty
-            case StoreAnswers() | Beats() | CallsTouched():
+            case StoreAnswers() | Beats() | CallsTouched() | SessionsTouched():
                 pass
             case _:
                 return
@@ -285,8 +297,14 @@ class Watch:
                     log.debug("the live state of queues and jobs waits: %s", error)
             self._workers()
             self._tell_models()
+            self._tell_sessions()
             status, errors = condition(
-                self._supervisor, self._lanes, self._dispatcher.pressure, self._polled.stranded, self._fleet
+                self._supervisor,
+                self._lanes,
+                self._dispatcher.pressure,
+                self._polled.stranded,
+                self._fleet,
+                self._sessions,
             )
             self._broker.publish("system:health", "health_update", "health", {"status": status, "errors": errors})
             if self._incidents_dirty:
@@ -413,6 +431,12 @@ class Watch:
         for topic, key in self._called - told:
             self._broker.forget(topic, key)
         self._called = told
+
+    def _tell_sessions(self) -> None:
+        """The session pools of this node, by the name that clients connect to: as many as the app declares."""
+        for name, found in self._sessions.capacity().items() if self._sessions else ():
+            state = states.session_pool(self._supervisor.member.id, name, found)
+            self._broker.publish(f"session:{name}:status", "session_update", "session", state)
 
     def _forget_gone(self, told: dict[str, dict[str, Any]]) -> None:
         """Nodes that have left, and their workers: say so once, and forget them a look later."""

@@ -220,8 +220,8 @@ class Client(Entry, asyncio.Protocol):
         if "%" in request.path:
             request.path = unquote(request.path)
         if parser.should_upgrade():
-            asked = request.get(b"upgrade") or b""
-            request.upgrades = asked.lower() == b"websocket"
+            request.protocol = (request.get(b"upgrade") or b"").lower()
+            request.upgrades = request.protocol == b"websocket"
             request.keep = False
         if not request.chunked and not request.length:
             request.length, request.is_whole = 0, True

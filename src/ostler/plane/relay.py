@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+from base64 import b64encode
 from dataclasses import dataclass
+from hashlib import sha1
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -12,8 +15,8 @@ from ostler.config import PRIORITIES
 from ostler.plane.access import COOKIE, OWNER, Caller
 from ostler.plane.entry import error_headers
 from ostler.plane.plan import Reply
-from ostler.plane.request import OWN, Request
-from ostler.plane.upstream import Head
+from ostler.plane.request import HELD, OWN, Request
+from ostler.plane.upstream import TCP, Head
 from ostler.sessions.slots import Group
 
 if TYPE_CHECKING:
@@ -30,7 +33,9 @@ _NOT_FOR_WORKERS = OWN | {
     b"ostler-forwarded-by",
     b"x-ostler-lease",
     OWNER,
+    SESSION,
 }
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _PATH = "/:@!$&'()*+,;=~-._"
 
 
@@ -71,24 +76,21 @@ class Wish:
         joined = (path.rstrip("/") + self.rest if self.rest else path) or "/"
         return f"{joined}?{self.query}" if self.query else joined
 
-    def handshake(self, request: Request, path: str) -> bytes:
+    def handshake(self, request: Request, path: str, session: str) -> bytes:
         """The client's own handshake, as a worker on this machine may see it."""
-        lines = [
-            f"GET {self.target(path)} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: ".encode(),
-            request.get(b"upgrade") or b"websocket",
-            b"\r\n",
-        ]
+        head = f"GET {self.target(path)} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
+        lines = [head.encode(), SESSION, b": ", session.encode(), b"\r\n"]
         for name, value in request.headers:
             kept = _foreign_cookies(value) if name == b"cookie" else value
             if name not in _NOT_FOR_WORKERS and (kept or name != b"cookie"):
                 lines += (name, b": ", kept, b"\r\n")
         return b"".join(lines)
 
-    def redirect(self, request: Request, session: str, path: str, door: int, ticket: str) -> Reply:
-        """Where the client itself reaches the worker."""
+    def redirect(self, request: Request, session: str, door: int, ticket: str) -> Reply:
+        """Where the client itself reaches the worker: its door, which knows the worker's own path."""
         host = urlsplit(f"//{(request.get(b'host') or b'localhost').decode('latin-1')}").hostname or "localhost"
         shown = f"[{host}]" if ":" in host else host
-        target = self.target(path)
+        target = self.target("/")
         location = f"ws://{shown}:{door}{target}{'&' if '?' in target else '?'}{urlencode({'ticket': ticket})}"
         return Reply(307, {"location": location, SESSION.decode(): session, "cache-control": "no-store"})
 
@@ -142,6 +144,42 @@ def switching(head: Head, session: str) -> bytes:
     lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", head.upgrade, b"\r\n"]
     lines += [part for name, value in head.headers for part in (name, b": ", value, b"\r\n")]
     return b"".join([*lines, SESSION, b": ", session.encode(), b"\r\n\r\n"])
+
+
+def switching_raw(request: Request, session: str) -> bytes:
+    """A 101 of our own, where the worker speaks plain TCP."""
+    lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", request.protocol, b"\r\n"]
+    if request.upgrades:
+        key = request.get(b"sec-websocket-key") or b""
+        lines += [b"sec-websocket-accept: ", b64encode(sha1(key + _GUID, usedforsecurity=False).digest()), b"\r\n"]
+        if b"binary" in (request.get(b"sec-websocket-protocol") or b"").replace(b" ", b"").split(b","):
+            lines.append(b"sec-websocket-protocol: binary\r\n")
+    return b"".join([*lines, SESSION, b": ", session.encode(), b"\r\n\r\n"])
+
+
+class Early(asyncio.Protocol):
+    """Holds what a worker says before it has a client."""
+
+    def __init__(self) -> None:
+        self.data = b""
+        self._transport: asyncio.Transport = None  # type: ignore[assignment]
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.data += data
+        if len(self.data) > HELD:
+            self._transport.pause_reading()
+
+
+async def dial(address: str) -> tuple[asyncio.Transport, Early]:
+    """A connection to a worker that speaks plain TCP. Raises OSError."""
+    loop = asyncio.get_running_loop()
+    if address.startswith(TCP):
+        host, _, port = address[len(TCP) :].rpartition(":")
+        return await loop.create_connection(Early, host or "127.0.0.1", int(port))
+    return await loop.create_unix_connection(Early, address)
 
 
 def refuse(status: int, code: str, message: str, *, retry: float | None = None, **more: object) -> Reply:

@@ -37,6 +37,7 @@ class Request:
     # What most requests never change is the class's: a request costs what it sets.
     method = path = version = ""
     target = query = b""
+    protocol = b""  # another one that it asks for
     length: int | None = None
     chunked = expects = upgrades = bodiless = False
     keep = True  # the connection stays open after the answer

@@ -13,10 +13,11 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from ostler.plane.plan import LATER, Plan, Relay
-from ostler.plane.relay import Wish, refuse, switching
+from ostler.plane.plan import LATER, Plan, Relay, Serve
+from ostler.plane.relay import Early, Wish, dial, refuse, switching, switching_raw
 from ostler.plane.request import Request
 from ostler.plane.upstream import Head, Link, Upstream
+from ostler.sessions.bridge import Bridge
 from ostler.sessions.line import Refusal
 from ostler.sessions.selection import Key, Worker
 from ostler.sessions.slots import Group
@@ -64,6 +65,7 @@ class Session:
         self._clock: asyncio.TimerHandle | None = None
         self._is_left = False  # the client went away while the node was asked
         self._is_cut = ""  # … or its worker
+        self._was_live = False
         self._bytes_in = self._bytes_out = 0  # of splices that are over
 
     # ---- a slot
@@ -182,18 +184,37 @@ class Session:
         self.state = "dialling"
         assert self.worker is not None
         assert self.request is not None
-        upstream = Upstream(self._endpoint.get("address") or self.worker.endpoint["address"])
+        address = self._endpoint.get("address") or self.worker.endpoint["address"]
+        if self._terms.get("protocol") == "tcp":
+            return Serve(lambda request: self._dial_raw(request, address))
+        upstream = Upstream(address)
         upstream.closed = True  # its connections are used once
         self._wait(HEAD, self._no_head)
-        head = self.wish.handshake(self.request, self._endpoint.get("path") or self.worker.endpoint.get("path") or "/")
+        path = self._endpoint.get("path") or self.worker.endpoint.get("path") or "/"
         return Relay(
             upstream,
-            head,
+            self.wish.handshake(self.request, path, self.id),
             failed=lambda _, reason, __: self._next(reason),
             ended=lambda _, how: self._answered(how),
             switched=self._switched,
             declined=self._answers,
         )
+
+    async def _dial_raw(self, request: Request, address: str) -> Plan:
+        try:
+            async with asyncio.timeout(HEAD):
+                transport, early = await dial(address)
+        except (OSError, TimeoutError) as error:
+            return self._next(f"cannot connect: {error}")
+        except asyncio.CancelledError:
+            self._answered("left")
+            raise
+        self._join(request, transport, switching_raw(request, self.id), early)
+        return None
+
+    @property
+    def _terms(self) -> dict[str, Any]:
+        return self.group.pools.get(self.worker.pool, {}) if self.worker is not None else {}
 
     def _no_head(self) -> None:
         if self.request is not None:
@@ -206,6 +227,10 @@ class Session:
         self._wait(None)
         if strike:
             sessions.strike(worker, reason)
+        if self._was_live:
+            self.over("worker", reason, 0)
+            message = f"the session {self.wish.key!r} is lost: {reason}; connect again for a new one"
+            return refuse(410, "SESSION_LOST", message)
         self.excluded.add(worker.key)
         sessions.say("ended", self.id, "refused", self._sums(reason, 0))
         sessions.lets_go(self)
@@ -228,23 +253,29 @@ class Session:
             return
         self._wait(None)
         if self.state == "dialling":
-            self.over("client", "the client left during the handshake", 1006)
+            self._client_gone("the client left during the handshake", 1006)
         else:
             self.over("refused", f"the worker {self.state} to the handshake", 0)
 
     # ---- live
 
     def _switched(self, request: Request, head: Head, link: Link, rest: bytes) -> None:
+        self._join(request, link.hand_over(), switching(head, self.id), rest)
+
+    def _join(self, request: Request, worker: asyncio.Transport, head: bytes, early: bytes | Early) -> None:
+        """Both have agreed: the two connections are one from now on."""
         self._wait(None)
-        terms = self.group.pools.get(self.worker.pool, {}) if self.worker else {}
+        terms, is_raw = self._terms, isinstance(early, Early)
         self.state, self.request = "live", None
         client, after = request.hand_over()
-        worker = link.hand_over()
         limits = Limits(terms.get("idle", 0.0), terms.get("longest", 0.0), terms.get("ping", 0.0))
-        self.splice = Splice(client.transport, worker, limits, self._spliced, client.gone)
-        client.write(switching(head, self.id))
+        kind = Bridge if is_raw and request.upgrades else Splice
+        websocket = request.upgrades
+        splice = kind(client.transport, worker, limits, self._spliced, client.gone, websocket=websocket)
+        self.splice, self._was_live = splice, True
+        client.write(head)
         self._sessions.began(self)
-        self.splice.start(to_client=rest, to_worker=after)
+        splice.start(to_client=early.data if isinstance(early, Early) else early, to_worker=after)
 
     def _spliced(self, splice: Splice) -> None:
         """The client or the worker has gone, or a limit was reached."""
@@ -252,7 +283,26 @@ class Session:
         self.splice = None
         self._bytes_in += splice.bytes_in
         self._bytes_out += splice.bytes_out
-        self.over(splice.end.reason, splice.end.text, splice.end.code)
+        if splice.end.reason == "client":
+            self._client_gone(splice.end.text, splice.end.code)
+        else:
+            self.over(*splice.end)
+
+    # ---- sticky
+
+    def _client_gone(self, text: str, code: int) -> None:
+        """Its client has gone, and may come back where it said that it would."""
+        seconds = float(self._terms.get("sticky") or 0.0)
+        if self.wish.key is None or not seconds or not self._was_live:
+            self.over("client", text, code)
+            return
+        self.state, self.request = "detached", None
+        self._wait(seconds, lambda: self.over("detached", f"nobody came back within {seconds:g} s", code))
+
+    def attach(self, request: Request, wish: Wish) -> Plan:
+        """Its client is back."""
+        self.request, self.wish = request, wish
+        return self.dial()
 
     # ---- the end
 
@@ -301,8 +351,7 @@ class Session:
         assert self.worker is not None
         assert self.request is not None
         request, self.request, self.state = self.request, None, "redirected"
-        path = self._endpoint.get("path") or self.worker.endpoint.get("path") or "/"
-        request.go(self.wish.redirect(request, self.id, path, self.worker.endpoint["door"], ticket))
+        request.go(self.wish.redirect(request, self.id, self.worker.endpoint["door"], ticket))
         self._wait(_UNUSED, lambda: self.over("unused", "the ticket was not used in time", 0))
 
     def used(self) -> None:

@@ -153,15 +153,12 @@ class Sessions:
         if caller.pools and not caller.pools & {name, group.name}:
             allowed = ", ".join(sorted(caller.pools))
             return refuse(403, "FORBIDDEN_POOL", f"this token may open sessions of {allowed}, not of {name}")
-        if not self._is_upgrade(request):
+        if not _is_upgrade(request, group):
             return self._plain(request, group, name, rest)
         wish = read_wish(request, name, slash + rest, caller, group, pool)
         if isinstance(wish, Reply):
             return wish
         return self._refusal(group, wish) or self._begin(request, group, wish)
-
-    def _is_upgrade(self, request: Request) -> bool:
-        return request.method == "GET" and request.upgrades
 
     def _plain(self, request: Request, group: Group, name: str, rest: str) -> Reply:
         """A request that asks for no session: where one is to be had, as Playwright and DevTools clients ask, or what it should be."""
@@ -208,7 +205,9 @@ class Sessions:
         session = Session(self, request, group, wish)
         if wish.key is not None:
             place = (wish.caller.owner, group.name, wish.key)
-            if place in self._keys:
+            if (known := self._keys.get(place)) is not None:
+                if known.state == "detached":
+                    return known.attach(request, wish)
                 message = f"the session {wish.key!r} has a client already: one at a time"
                 return refuse(409, "SESSION_IN_USE", message)
             self._keys[place] = session
@@ -317,6 +316,15 @@ class Sessions:
                 counts["bytes_in"] += bytes_in
                 counts["bytes_out"] += bytes_out
         return counts
+
+
+def _is_upgrade(request: Request, group: Group) -> bool:
+    """Whether it asks for a protocol in which it can have a session."""
+    if request.method != "GET":
+        return False
+    if any(terms.get("protocol") == "tcp" for terms in group.pools.values()):
+        return request.protocol == b"tcp" or (request.upgrades and bool(request.get(b"sec-websocket-key")))
+    return request.upgrades
 
 
 def _leaving() -> Reply:

@@ -35,6 +35,7 @@ class Door:
         self._host, self._limits, self._say = host, limits, say
         self._tickets: dict[str, _Ticket] = {}
         self._live: dict[str, Splice] = {}
+        self._held: dict[str, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> int:
@@ -119,7 +120,13 @@ class Door:
             self._say("over", session, end.reason, {**told, "bytes_in": splice.bytes_in, "bytes_out": splice.bytes_out})
 
         transports = [_released(*side) for side in (client, worker)]
-        splice = Splice(transports[0][0], transports[1][0], self._limits, over)
+        # A stream's writer that is not held any more closes its connection.
+        self._held[session] = (client[1], worker[1])
+
+        def gone() -> None:
+            self._held.pop(session, None)
+
+        splice = Splice(transports[0][0], transports[1][0], self._limits, over, gone)
         self._live[session] = splice
         self._say("began", session)
         splice.start(transports[1][1], transports[0][1])

@@ -58,6 +58,7 @@ class Launches:
             stale_after=pool.stale_after,
             stop_grace=options.drain + settings.stop_grace,
             term_grace=settings.term_grace,
+            folder=str(self.scratch.root),
             leaves_within=options.drain + settings.stop_grace,
             recycle=RecycleLimits(count, pool.recycle_age, pool.recycle_rss_mb, warm=True),
             tenant=Sessions(pools),

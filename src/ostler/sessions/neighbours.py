@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
@@ -22,8 +23,8 @@ _LOOK = 1.0  # seconds between two looks at the others
 class Neighbours:
     """A part of the node, where the registry has many. Its data is at most a second old, so a node that is asked may refuse."""
 
-    def __init__(self, pools: SessionPools, member: Membership, secret: str, sweep: float) -> None:
-        self._pools, self._member, self._secret, self._every = pools, member, secret, sweep
+    def __init__(self, pools: SessionPools, member: Membership, secret: str, adopt: Callable[[str], None]) -> None:
+        self._pools, self._member, self._secret, self._adopt = pools, member, secret, adopt
         self.elsewhere: list[Registered] = []
         """The workers of the other living nodes, as the registry has them."""
         self._told: Any = None
@@ -72,10 +73,13 @@ class Neighbours:
         registry, now = self._pools.registry, time.monotonic()
         for session in await registry.orders():
             self._pools.kill(session, "an operator on another node")
+        if (secret := await registry.secret(self._secret)) != self._secret:
+            self._secret = secret
+            self._adopt(secret)
         own = self._member.id
         self.elsewhere = [worker for worker in await registry.workers() if worker.node != own]
         self._tell(own)
-        if now >= self._swept + self._every:
+        if now >= self._swept + registry.sweep_every:
             self._swept = now
             await registry.sweep()
 

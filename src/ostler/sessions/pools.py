@@ -10,17 +10,18 @@ import asyncio
 import logging
 import secrets
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
-from ostler.events import Bus, SessionsTouched
+from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
 from ostler.lifecycle.wire import Frame
-from ostler.lifecycle.worker import Exit, Left, Slot, Worker
-from ostler.sessions.registry import DRAIN, Admission, Beat, Ended, Registry, Verdict, WorkerEntry, WorkerKey
+from ostler.lifecycle.worker import Exit, Left, Worker
+from ostler.sessions import figures
+from ostler.sessions.held import Counts, Live, Serving
+from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerEntry, WorkerKey
 from ostler.sessions.spec import SessionSpec
 from ostler.store import now_ms
 
@@ -32,60 +33,6 @@ log = logging.getLogger("ostler.sessions")
 
 _OPENS = 10.0  # seconds in which a worker opens a session
 _SAY_ENDED = 2.0  # seconds in which the plane says how the sessions of a dead worker ended
-_LINES = 20  # of each line that are shown
-
-
-@dataclass(slots=True, eq=False)
-class Serving:
-    """A worker that takes sessions, or finishes those that it has."""
-
-    worker: Worker
-    spec: SessionSpec
-    info: dict[str, Any]
-    live: set[str] = field(default_factory=set)
-    closing: bool = False  # it takes no new ones
-    cutting: asyncio.TimerHandle | None = None
-    draining_since: float | None = None
-    gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
-    probe_ms: float | None = None
-    mb: float | None = None
-
-    @property
-    def key(self) -> WorkerKey:
-        return WorkerKey(self.worker.component, self.worker.generation)
-
-
-@dataclass(slots=True, eq=False)
-class Live:
-    """A session of this node, from its admission on."""
-
-    id: str
-    serving: Serving
-    about: dict[str, Any]
-    asked: float
-    started_at: int
-    has_row: bool = False
-    opened: dict[str, Any] | None = None
-    is_open: bool = False  # the worker has opened it, or need not
-    admitted: bool = False
-    ticket: str = ""
-    clock: asyncio.TimerHandle | None = None
-    bytes_in: int = 0
-    bytes_out: int = 0
-    idle: float = 0.0
-    state: str = "opening"
-
-
-@dataclass(slots=True)
-class Counts:
-    """What happened to the sessions of one name since the node started."""
-
-    plane: Counter[str] = field(default_factory=Counter)  # admitted, refused, left, expired, bytes_in, bytes_out
-    ended: Counter[str] = field(default_factory=Counter)  # by reason
-    strikes: int = 0
-    hung: int = 0
-    drains: deque[float] = field(default_factory=lambda: deque(maxlen=1000))
-    drained: Counter[str] = field(default_factory=Counter)  # count and sum of drain durations
 
 
 class SessionPools:
@@ -98,18 +45,17 @@ class SessionPools:
         bus: Bus,
         *,
         beat: float,
-        tell: Callable[[str, str, str], object],
     ) -> None:
-        self.specs, self.registry, self._bus, self._every, self._tell = dict(specs), registry, bus, beat, tell
+        self.specs, self.registry, self._bus, self._every = dict(specs), registry, bus, beat
         self.supervisor: Supervisor
         self.neighbours: Neighbours | None = None
         self.removed: Callable[[Worker], None] = lambda _: None  # a worker and its family are gone
         self.address: Callable[[Worker, SessionSpec], str | None] = lambda _, __: None  # of programs
         self._send: Callable[..., None] | None = None  # to the plane
-        self._workers: dict[WorkerKey, Serving] = {}
-        self._live: dict[str, Live] = {}
-        self._lines: dict[str, list[Any]] = {}
-        self._waiting: dict[str, int] = {}
+        self.workers: dict[WorkerKey, Serving] = {}
+        self.held: dict[str, Live] = {}
+        self.first_in_line: dict[str, list[Any]] = {}
+        self.waiting: dict[str, int] = {}
         self._counts: dict[str, Counts] = {}
         self._ended: list[Ended] = []
         self._wanted: list[Live] = []
@@ -151,7 +97,7 @@ class SessionPools:
         """A plane begins, perhaps not the first: it learns everything that it needs."""
         self._send = send
         self.tell_pools()
-        for serving in self._workers.values():
+        for serving in self.workers.values():
             if serving.gone is None:
                 self._say_up(serving)
         if self.neighbours is not None:
@@ -160,8 +106,10 @@ class SessionPools:
     def plane_is_gone(self) -> None:
         """Its connections went with it."""
         self._send = None
-        self._lines, self._waiting = {}, {}
-        for live in [*self._live.values()]:
+        self.first_in_line, self.waiting = {}, {}
+        for counts in self._counts.values():
+            counts.before, counts.plane = counts.before + counts.plane, Counter()
+        for live in [*self.held.values()]:
             self._over(
                 live,
                 "relay-lost",
@@ -203,14 +151,14 @@ class SessionPools:
         """What the plane says."""
         match frame:
             case ["admit", str(session), str(component), int(generation), dict(about)]:
-                self._admit(session, self._workers.get(WorkerKey(component, generation)), about)
+                self._admit(session, self.workers.get(WorkerKey(component, generation)), about)
             case ["ended", str(session), str(reason), dict(about)]:
-                if live := self._live.get(session):
+                if live := self.held.get(session):
                     self._over(live, reason, about)
             case ["empty", str(), int()]:
                 self.supervisor.wake()
             case ["strike", str(component), int(generation), str(text)]:
-                self._strike(self._workers.get(WorkerKey(component, generation)), text)
+                self._strike(self.workers.get(WorkerKey(component, generation)), text)
             case ["want", str(name), int(waiting)]:
                 for spec in self.specs.values():
                     if spec.serves == name:
@@ -222,11 +170,11 @@ class SessionPools:
 
     def _facts(self, facts: Mapping[str, Any]) -> None:
         for session, (bytes_in, bytes_out, idle, state) in facts.get("live", {}).items():
-            if live := self._live.get(session):
+            if live := self.held.get(session):
                 live.state = state
                 if not live.ticket:  # its bytes go through the worker's own door
                     live.bytes_in, live.bytes_out, live.idle = bytes_in, bytes_out, idle
-        self._lines, self._waiting = facts.get("lines", {}), facts.get("lines_total", {})
+        self.first_in_line, self.waiting = facts.get("lines", {}), facts.get("lines_total", {})
         for name, counts in facts.get("counts", {}).items():
             self.counters(name).plane = Counter(counts)
         self._touched()
@@ -246,11 +194,11 @@ class SessionPools:
     # ---- a session, from admission to its end
 
     def _admit(self, session: str, serving: Serving | None, about: dict[str, Any]) -> None:
-        if serving is None or serving.closing or serving.gone or not serving.worker.accepting:
+        if serving is None or not serving.takes:
             self.say("refused", session, "worker", "the worker takes no new sessions", None)
             return
         live = Live(session, serving, about, time.monotonic(), now_ms())
-        self._live[session] = live
+        self.held[session] = live
         serving.live.add(session)
         self.supervisor.began(serving.worker)
         opens, redirects = bool(serving.info.get("opens")), serving.spec.options.redirect
@@ -270,7 +218,7 @@ class SessionPools:
 
     def _refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
         """It did not become a session."""
-        if self._live.pop(live.id, None) is None:
+        if self.held.pop(live.id, None) is None:
             return
         self._forget(live)
         live.serving.worker.served -= 1
@@ -301,10 +249,11 @@ class SessionPools:
             live.clock = None
         ticket = {"ticket": live.ticket} if live.ticket else {}
         self.say("admitted", live.id, {**(live.opened or {}), **ticket})
+        self._bus.send(SessionBegan(live.serving.spec.serves, float(live.about.get("waited_ms") or 0) / 1000))
 
     def _over(self, live: Live, reason: str, about: Mapping[str, Any]) -> None:
         """It has ended."""
-        del self._live[live.id]
+        del self.held[live.id]
         waits = live in self._wanted
         self._forget(live, reason, str(about.get("text") or ""))
         serving = live.serving
@@ -321,7 +270,8 @@ class SessionPools:
                 )
             )
             self._news.set()
-        self.counters(serving.spec.serves).ended[reason] += 1
+        lasted, name, owner = time.monotonic() - live.asked, serving.spec.serves, str(live.about.get("owner") or "")
+        self._bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
             self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
         elif not serving.live:
@@ -336,7 +286,7 @@ class SessionPools:
             ended, self._ended = self._ended, []
             wanted, self._wanted = self._wanted, []
             try:
-                verdicts = await self.registry.turn(ended, [_admission(live) for live in wanted])
+                verdicts = await self.registry.turn(ended, [live.admission() for live in wanted])
             except OstlerError as error:
                 log.warning("the registry of sessions: %s", error)
                 for live in wanted:
@@ -352,7 +302,7 @@ class SessionPools:
                     self._judged(live, verdict)
 
     def _judged(self, live: Live, verdict: Verdict) -> None:
-        if live.id not in self._live:
+        if live.id not in self.held:
             if verdict.ok and all(live.id != one.id for one in self._ended):  # refused by its worker meanwhile
                 self._ended.append(Ended(live.id, "refused", "the worker did not open it"))
                 self._news.set()
@@ -370,7 +320,7 @@ class SessionPools:
         if (address := self.address(worker, spec)) is not None:
             info |= {"address": address, "path": spec.path}
         serving = Serving(worker, spec, info)
-        self._workers[serving.key] = serving
+        self.workers[serving.key] = serving
         self.supervisor.spawn_task(self._announce(serving), f"announce {worker.component}")
 
     async def _announce(self, serving: Serving) -> None:
@@ -395,24 +345,24 @@ class SessionPools:
         )
 
     def of(self, worker: Worker) -> Serving | None:
-        return self._workers.get(WorkerKey(worker.component, worker.generation))
+        return self.workers.get(WorkerKey(worker.component, worker.generation))
 
     def said(self, worker: Worker, frame: Frame) -> None:
         """What a worker says."""
         serving = self.of(worker)
         match frame:
             case ["opened", str(session), dict(endpoint)]:
-                if live := self._live.get(session):
+                if live := self.held.get(session):
                     live.is_open, live.opened = (
                         True,
                         {k: str(v) for k, v in endpoint.items() if k in ("address", "path")},
                     )
                     self._ready(live)
             case ["unopened", str(session), str(text)]:
-                if live := self._live.get(session):
+                if live := self.held.get(session):
                     self._refuse(live, "worker", f"the worker could not open it: {text}")
             case ["ended", str(session), str(text)]:
-                if live := self._live.get(session):
+                if live := self.held.get(session):
                     self.say("kill", live.id, "worker-lost", f"ostler: {text}")
             case ["began", str(session)]:
                 self.say("began", session)
@@ -425,11 +375,7 @@ class SessionPools:
         """What it serves is dead or does not answer: its clients are told, and it is replaced."""
         if serving.gone is not None:
             return
-        component = serving.worker.component
-        if what == "hung":
-            self.counters(serving.spec.serves).hung += 1
-        log.error("%s %s: %s", component, "hangs" if what == "hung" else "is lost", text)
-        self._tell("error", component, f"{component} {'hung' if what == 'hung' else 'was lost'}: {text}")
+        self._bus.send(WorkerBroken(serving.worker.component, serving.spec.serves, what, text[:200], len(serving.live)))
         serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {text}")
         self.say("down", *serving.key, *serving.gone)
         self.supervisor.kill(serving.worker, what)
@@ -443,7 +389,7 @@ class SessionPools:
         if isinstance(mb, (int, float)):
             serving.mb = worker.rss_mb = float(mb)
         for session, (bytes_in, bytes_out, idle) in facts.get("door", {}).items():
-            if live := self._live.get(session):
+            if live := self.held.get(session):
                 live.bytes_in, live.bytes_out, live.idle = int(bytes_in), int(bytes_out), float(idle)
 
     def is_busy(self, worker: Worker) -> bool:
@@ -464,9 +410,7 @@ class SessionPools:
     def _cut(self, serving: Serving) -> None:
         if not serving.live or serving.gone:
             return
-        limit = serving.spec.options.drain
-        component, number = serving.worker.component, len(serving.live)
-        self._tell("warning", component, f"{component}: the drain limit of {limit:g} s has ended {number} sessions")
+        limit, serving.cut = serving.spec.options.drain, len(serving.live)
         self.say(
             "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
         )
@@ -479,9 +423,8 @@ class SessionPools:
         if serving.cutting is not None:
             serving.cutting.cancel()
         if serving.draining_since is not None:
-            took, counts = time.monotonic() - serving.draining_since, self.counters(serving.spec.serves)
-            counts.drains.append(took)
-            counts.drained.update({"count": 1})
+            took = time.monotonic() - serving.draining_since
+            self._bus.send(WorkerDrained(worker.component, serving.spec.serves, took, serving.cut))
         if serving.gone is None:
             asked = end.kind == "asked"
             words = ends.words(end.reason, end.code, end.signal)
@@ -504,11 +447,11 @@ class SessionPools:
 
     def _unregister(self, serving: Serving) -> None:
         """It is gone; what is left of its sessions ends with it."""
-        if self._workers.pop(serving.key, None) is None:
+        if self.workers.pop(serving.key, None) is None:
             return
         reason, text = serving.gone or ("worker-lost", "")
         for session in [*serving.live]:
-            if live := self._live.get(session):
+            if live := self.held.get(session):
                 self._over(live, reason, {"text": text, "bytes_in": live.bytes_in, "bytes_out": live.bytes_out})
         self.supervisor.spawn_task(self._try(self.registry.leave(serving.key, reason, text)), "session worker leaves")
 
@@ -532,17 +475,17 @@ class SessionPools:
     async def beat_now(self) -> None:
         """The registry hears of all workers, and says what is wanted of them."""
         beats = []
-        for serving in self._workers.values():
+        for serving in self.workers.values():
             live = {
-                s: (self._live[s].bytes_in, self._live[s].bytes_out)
+                s: (self.held[s].bytes_in, self.held[s].bytes_out)
                 for s in serving.live
-                if s in self._live and self._live[s].has_row
+                if s in self.held and self.held[s].has_row
             }
             status = "draining" if serving.closing else "available"
             beats.append(Beat(*serving.key, status, serving.worker.served, live))
         wanted = await self.registry.beat(beats)
         for key, state in wanted.items():
-            asked = self._workers.get(key)
+            asked = self.workers.get(key)
             if state == DRAIN and asked is not None and not asked.closing:
                 log.info("%s drains: the registry asks for it", key.component)
                 asked.closing = True
@@ -554,10 +497,10 @@ class SessionPools:
 
     def kill(self, session: str, by: str) -> bool:
         """End a session of this node."""
-        live = self._live.get(session)
+        live = self.held.get(session)
         if live is None:
             return False
-        self._tell("info", live.serving.worker.component, f"session {session} was ended by {by}")
+        live.by = by
         self.say("kill", session, "killed", f"ostler: the session was ended by {by}")
         return True
 
@@ -567,93 +510,17 @@ class SessionPools:
 
     def view_socket(self, session: str) -> str | None:
         """Where its live view is served, if it has one."""
-        live = self._live.get(session)
+        live = self.held.get(session)
         return None if live is None else live.serving.info.get("views")
 
     def capacity(self) -> dict[str, dict[str, Any]]:
-        """By public name: slots, and the workers that have them."""
-        found: dict[str, dict[str, Any]] = {}
-        for name, spec in self.specs.items():
-            entry = found.setdefault(spec.serves, {"pools": [], "slots": 0, "in_use": 0, "free": 0, "workers": []})
-            entry["pools"].append(name)
-            entry["waiting"] = self._waiting.get(spec.serves, 0)
-            for slot in self.supervisor.pools[name].slots:
-                workers: list[Worker | None] = [*slot.all()]
-                entry["workers"] += [self._shown(spec, slot, worker, entry) for worker in workers or [None]]
-        return found
-
-    def _shown(self, spec: SessionSpec, slot: Slot, worker: Worker | None, entry: dict[str, Any]) -> dict[str, Any]:
-        serving = self.of(worker) if worker is not None else None
-        in_use = len(serving.live) if serving else 0
-        serves = serving is not None and not serving.closing and worker is not None and worker.accepting
-        entry["in_use"] += in_use
-        if serves:
-            entry["slots"] += spec.options.slots
-            entry["free"] += max(0, spec.options.slots - in_use)
-        return {
-            "component": slot.component,
-            "pool": spec.name,
-            "generation": worker.generation if worker else slot.generation,
-            "status": str(worker.status if worker else slot.rest),
-            "serves": serves,
-            "slots": spec.options.slots,
-            "in_use": in_use,
-            "served": worker.served if worker else 0,
-            "lifetime": spec.options.lifetime,
-            "probe_ms": serving.probe_ms if serving else None,
-            "mb": (serving.mb if serving else None) or (worker.rss_mb if worker else None),
-            "versions": list(serving.info.get("versions") or spec.options.versions) if serving else [],
-            "started_at": worker.started_ms if worker else None,
-        }
+        return figures.capacity(self)
 
     def live(self) -> list[dict[str, Any]]:
-        """The live sessions of this node, oldest first."""
-        names = ("owner", "client", "agent", "priority", "waited_ms", "key", "via")
-        return [
-            {
-                "id": live.id,
-                "pool": live.serving.spec.name,
-                "serves": live.serving.spec.serves,
-                "component": live.serving.worker.component,
-                "generation": live.serving.worker.generation,
-                **{name: live.about.get(name) for name in names},
-                "started_at": live.started_at,
-                "bytes_in": live.bytes_in,
-                "bytes_out": live.bytes_out,
-                "idle": live.idle,
-                "state": live.state,
-                "views": bool(live.serving.info.get("views")),
-            }
-            for live in self._live.values()
-        ]
+        return figures.live(self)
 
     def lines(self) -> dict[str, dict[str, Any]]:
-        """Who waits, by public name."""
-        return {
-            spec.serves: {
-                "total": self._waiting.get(spec.serves, 0),
-                "first": self._lines.get(spec.serves, [])[:_LINES],
-            }
-            for spec in self.specs.values()
-        }
+        return figures.lines(self)
 
-    def counts(self) -> dict[str, Counts]:
-        """What was counted, by public name."""
-        return {spec.serves: self.counters(spec.serves) for spec in self.specs.values()}
-
-
-def _admission(live: Live) -> Admission:
-    about, spec = live.about, live.serving.spec
-    return Admission(
-        live.id,
-        *live.serving.key,
-        pool=spec.name,
-        serves=spec.serves,
-        owner=str(about.get("owner") or ""),
-        priority=int(about.get("priority") or 0),
-        client=about.get("client"),
-        agent=about.get("agent"),
-        key=about.get("key"),
-        via=about.get("via"),
-        waited_ms=float(about.get("waited_ms") or 0.0),
-    )
+    def counts(self) -> dict[str, dict[str, int]]:
+        return figures.counts(self)

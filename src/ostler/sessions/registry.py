@@ -41,6 +41,7 @@ __all__ = [
 log = logging.getLogger("ostler.sessions")
 
 PATIENCE = 3.0  # seconds that a turn or a heartbeat waits for the registry
+_SWEEP = 10.0  # seconds; nodes that are declared dead are released at once, so this finds only what they wrote later
 _LISTED = 1000  # live sessions that are listed at most
 T = TypeVar("T")
 
@@ -96,6 +97,9 @@ class Registry(Protocol):
     rung: Callable[[], None]
     """Called when somebody may want something of this node: then `beat` and `orders` are worth asking at once."""
 
+    sweep_every: float
+    """Seconds between two sweeps of a node."""
+
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
@@ -127,6 +131,9 @@ class Registry(Protocol):
 
     async def orders(self) -> list[str]:
         """Sessions of this node that somebody asked to end."""
+
+    async def secret(self, own: str) -> str:
+        """What the nodes of this registry know each other by; `own` where none has said yet."""
 
     async def end(self, session: str) -> bool:
         """Ask the node that has the session to end it; False when there is no such live session."""
@@ -167,15 +174,20 @@ class Memory:
             if verdict.ok and about.id not in self.live:
                 self.live[about.id] = SessionRow.begun(node, about, now_ms())
                 if entry := self.workers.get(about.worker):
-                    self.workers[about.worker] = entry._replace(served=entry.served + 1)
+                    self.counted(about.worker, entry.served + 1)
+
+    def counted(self, worker: WorkerKey, served: int) -> None:
+        """The registry has counted so many sessions of a worker."""
+        if entry := self.workers.get(worker):
+            self.workers[worker] = entry._replace(served=max(entry.served, served))
 
     def beaten(self, beats: Iterable[Beat]) -> list[SessionRow]:
         """The workers are as they say; the sessions that have moved bytes since the last time."""
         moved = []
         for beat in beats:
             if entry := self.workers.get(beat.worker):
-                served = max(entry.served, beat.served)
-                self.workers[beat.worker] = entry._replace(status=beat.status, served=served)
+                self.workers[beat.worker] = entry._replace(status=beat.status)
+                self.counted(beat.worker, beat.served)
             for id_, (bytes_in, bytes_out) in beat.live.items():
                 row = self.live.get(id_)
                 if row is not None and (row.bytes_in, row.bytes_out) != (bytes_in, bytes_out):
@@ -205,9 +217,9 @@ class StoreRegistry:
         self._lane, self._glance, self._node, self._patience = lane, glance, node, patience
         self.rung: Callable[[], None] = lambda: None  # (the store's bell rings)
         self._memory = Memory()
-        self._order = (
-            asyncio.Lock()
-        )  # what is in memory when the next one begins is what the last one left in the store
+        self.sweep_every = _SWEEP
+        # What is in memory when the next one begins is what the last one left in the store.
+        self._order = asyncio.Lock()
 
     async def start(self) -> None:
         """The store is there already."""
@@ -271,6 +283,9 @@ class StoreRegistry:
     async def orders(self) -> list[str]:
         node = self._node()
         return await self._glance.call(lambda store: store.sessions.orders(node))
+
+    async def secret(self, own: str) -> str:
+        return own  # it is the store's own already
 
     async def end(self, session: str) -> bool:
         return await self._write(lambda store: store.sessions.end(session))

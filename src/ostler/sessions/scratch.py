@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import secrets
 import shutil
 import stat
 import tempfile
@@ -14,26 +15,28 @@ log = logging.getLogger("ostler.sessions")
 
 
 class Scratch:
-    """One node's. Its path is short (the path of a socket may have 107 bytes) and the same at each start, so that what a killed node
-    left is found and removed.
+    """One node's. The path is short, for the path of a socket may have 107 bytes. What a killed node left is found by the next one on
+    the same data directory, where its guard has not removed it.
     """
 
     def __init__(self, data: Path) -> None:
         mark = hashlib.sha256(os.fsencode(data.resolve())).hexdigest()[:10]
-        self.root = Path(tempfile.gettempdir()) / f"ostler-{os.geteuid()}-{mark}"
+        self._home = Path(tempfile.gettempdir()) / f"ostler-{os.geteuid()}-{mark}"
+        if not self._is_ours():
+            self._home = Path(tempfile.mkdtemp(prefix=f"ostler-{os.geteuid()}-"))
+            log.warning("session workers use %s: the usual place is not this user's", self._home)
+        self.root = self._home / secrets.token_hex(4)
 
     async def start(self) -> None:
-        """Empty, and nobody else's. The node holds its data directory's lock, so nobody uses what is there."""
-        if not self._is_ours():
-            self.root = Path(tempfile.mkdtemp(prefix=f"ostler-{os.geteuid()}-"))
-            log.warning("session workers use %s: the usual place is not this user's", self.root)
-        shutil.rmtree(self.root, ignore_errors=True)
-        self.root.mkdir(0o711, exist_ok=True)
-        self.root.chmod(0o711)
+        """The node holds its data directory's lock, so nobody uses what is there."""
+        shutil.rmtree(self._home, ignore_errors=True)
+        for folder in (self._home, self.root):
+            folder.mkdir(0o711, exist_ok=True)
+            folder.chmod(0o711)
 
     def _is_ours(self) -> bool:
         try:
-            found = self.root.lstat()
+            found = self._home.lstat()
         except FileNotFoundError:
             return True
         return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
@@ -47,5 +50,5 @@ class Scratch:
         shutil.rmtree(self.of(pool, number, generation), ignore_errors=True)
 
     async def stop(self) -> None:
-        """The node stops, and all workers are gone."""
-        shutil.rmtree(self.root, ignore_errors=True)
+        """All workers are gone."""
+        shutil.rmtree(self._home, ignore_errors=True)

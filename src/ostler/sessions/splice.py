@@ -240,7 +240,7 @@ class Splice:
             return now + _LOOK_AGAIN
         if not limits.ping or not self.is_websocket:
             return now + 3600.0
-        if client.heard > self._pinged:
+        if client.heard >= self._pinged:
             self._pings = 0
         due = max(client.heard, self._pinged) + limits.ping
         if now < due:
@@ -251,7 +251,7 @@ class Splice:
         return self._ping(now)
 
     def _ping(self, now: float) -> float:
-        if not self._may_write():
+        if not self.may_write():
             return now + min(_LOOK_AGAIN, self.limits.ping)
         self._payload = secrets.token_bytes(_PING)
         self._pinged, self._pings = now, self._pings + 1
@@ -260,7 +260,7 @@ class Splice:
 
     # ---- the end
 
-    def _may_write(self) -> bool:
+    def may_write(self) -> bool:
         """Whether a frame of our own can be written to the client: between two of the worker's, and before a close."""
         track = self.worker.track
         return track is not None and track.between and track.closed is None and not self.client.transport.is_closing()
@@ -303,7 +303,9 @@ class Splice:
             if clock is not None:
                 clock.cancel()
         gone, self._gone = self._gone, lambda: None
-        self.client.track = self.worker.track = None
+        for side in (self.client, self.worker):
+            side.track = None
+            side.splice = side.other = None  # type: ignore[assignment]
         gone()
 
     def _finish_by(self, side: Side) -> None:
@@ -324,7 +326,7 @@ class Splice:
         if self._clock is not None:
             self._clock.cancel()
             self._clock = None
-        if tell and self._may_write():
+        if tell and self.may_write():
             self.client.write(frames.close(code, text))
         self.worker.transport.close()
         self._let_go(self.client)

@@ -59,12 +59,12 @@ class Views:
 
     async def _stream(self, session: Session, writer: asyncio.StreamWriter) -> None:
         kind = f"multipart/x-mixed-replace; boundary={BOUNDARY}"
-        writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode())
+        part = f"--{BOUNDARY}\r\ncontent-type: image/jpeg\r\n\r\n".encode()
+        writer.write(f"HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\nconnection: close\r\n\r\n".encode() + part)
         frames = self._code.view(session)
         try:
             async for frame in frames:
-                head = f"--{BOUNDARY}\r\ncontent-type: image/jpeg\r\ncontent-length: {len(frame)}\r\n\r\n"
-                writer.write(head.encode() + frame + b"\r\n")
+                writer.write(frame + b"\r\n" + part)  # Chromium shows a picture when the head of the next one is there
                 await writer.drain()  # the next frame is asked for when this one is taken
                 if session.id not in self._sessions:
                     return

@@ -296,7 +296,7 @@ def main(argv: list[str]) -> int:
     options = json.loads(argv[3])
     scratch = Path(folder)
     ear = _Ear()
-    channel = Channel(ear.hear, ear.facts, parting=lambda: _clean(scratch))
+    channel = Channel(ear.hear, ear.facts)
     channel.open()
     from ostler.app import load  # noqa: PLC0415
 

@@ -8,7 +8,7 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 import ostler
-from ostler.web import calls, envs, errors, fleet, flows, info, jobs, metrics, models, pages, stream, workers
+from ostler.web import calls, envs, errors, fleet, flows, info, jobs, metrics, models, pages, sessions, stream, workers
 from ostler.web.auth import Gate
 from ostler.web.context import Context
 from ostler.web.extend import NodeApi
@@ -25,7 +25,7 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
         redoc_url=None,
     )
     errors.install(app)
-    for part in (pages, info, metrics, stream, workers, models, envs, calls, fleet, flows, jobs):
+    for part in (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs):
         app.include_router(part.router(context))
     for factory in routes:
         app.include_router(factory(NodeApi(context)))

@@ -16,6 +16,7 @@ from ostler.lifecycle.supervisor import Supervisor
 from ostler.live.broker import Broker
 from ostler.live.tails import Tails
 from ostler.live.watch import Watch
+from ostler.sessions.shown import Sessions
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
 
@@ -53,4 +54,5 @@ class Context:
     elsewhere: Callable[[], list[dict[str, Any]]]  # models of other nodes
     calls: CallLog
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
+    sessions: Sessions | None = None
     started_at: int = field(default_factory=now_ms)

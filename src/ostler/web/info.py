@@ -40,7 +40,14 @@ def router(context: Context) -> APIRouter:
         found = Fleet([], [], now_ms())
         with contextlib.suppress(StoreBusy):  # then that is among the errors
             found = await context.reader.call(read_fleet, patience=_PATIENCE)
-        status, errors = condition(supervisor, context.lanes, context.dispatcher.pressure, context.poll.stranded, found)
+        status, errors = condition(
+            supervisor,
+            context.lanes,
+            context.dispatcher.pressure,
+            context.poll.stranded,
+            found,
+            context.sessions,
+        )
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
             workers[slot.status] = workers.get(slot.status, 0) + 1
@@ -50,7 +57,11 @@ def router(context: Context) -> APIRouter:
         nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
         told = {"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers}
-        return JSONResponse({**told, "models": context.models(), "gpu_lock_held": context.gpu_lock()})
+        held = {
+            name: {key: pool[key] for key in ("slots", "in_use", "free", "waiting")}
+            for name, pool in (context.sessions.capacity() if context.sessions else {}).items()
+        }
+        return JSONResponse({**told, "models": context.models(), "gpu_lock_held": context.gpu_lock(), "sessions": held})
 
     @routes.get("/api/v1/info", summary="The node, its pools and queues")
     async def info() -> JSONResponse:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, RunsDone, WorkerMoved
 from ostler.store import fleet, now_ms
 from ostler.web.context import Context
+from ostler.web.session_metrics import SessionMetrics
 
 _BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600, 1800, 3600)
 
@@ -42,6 +43,8 @@ class Metrics:
         self.workers = gauge("ostler_workers", "Workers of this node by status", ["node", "pool", "status"])
         self.fleet = gauge("ostler_fleet_workers", "Workers of all nodes by status", ["node", "pool", "status"])
         self.nodes = gauge("ostler_node_up", "Whether a node lives, of all nodes", ["node"])
+        self.sessions = SessionMetrics(bus)
+        self.registry.register(self.sessions)
         self._observe: dict[str, Callable[[float], None]] = {}
         bus.listen(self._heard)
 

@@ -56,8 +56,10 @@ _SPANS = {Span.TEN_MINUTES: (600, 10), Span.HOUR: (3600, 10), Span.DAY: (86_400,
 class EventStream(StreamingResponse):
     """A stream that ends when the client goes or the node stops. One slow client waits here and nowhere else."""
 
-    def __init__(self, body: AsyncIterator[bytes], gone: Callable[[], None]) -> None:
-        super().__init__(body, media_type="text/event-stream", headers=_HEADERS)
+    def __init__(
+        self, body: AsyncIterator[bytes], gone: Callable[[], None], media_type: str = "text/event-stream"
+    ) -> None:
+        super().__init__(body, media_type=media_type, headers=_HEADERS)
         self._chunks, self._gone = body, gone
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -11,6 +11,9 @@ export function span(seconds) {
   return `${Math.round(seconds / 86400)} d`;
 }
 
+/** Whole seconds, for what is counted on the page. */
+export const seconds = (n) => (n < 9.5 ? `${Math.max(1, Math.round(n))} s` : span(n));
+
 let skew = 0;
 
 /** What the node's clock shows now: the browser's may be set wrong. */

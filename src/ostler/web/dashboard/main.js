@@ -4,9 +4,9 @@ import { ago } from "./format.js";
 import { page as calls } from "./calls.js";
 import { page as job } from "./job.js";
 import { page as jobs } from "./jobs.js";
-import { page as later } from "./later.js";
 import { page as nodes } from "./nodes.js";
 import { page as overview } from "./overview.js";
+import { page as sessions } from "./sessions.js";
 import { several, start, state, subscribe } from "./state.js";
 import { page as workers } from "./workers.js";
 
@@ -16,7 +16,7 @@ const PAGES = {
   workers,
   jobs: (id, query) => (id && /^\d+$/.test(id) ? job(id) : jobs(id, query)),
   calls,
-  sessions: later("sessions"),
+  sessions,
 };
 const main = document.getElementById("main");
 let shown = null;
@@ -31,7 +31,7 @@ function route() {
   fill(main, shown.el);
   document.title = `${shown.title} · Ostler`;
   for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
-  shown.update?.(new Set(["snapshot", "queues", "workers", "calls", "jobs", "health", "incidents", "nodes"]));
+  shown.update?.(new Set(["snapshot", "queues", "workers", "calls", "sessions", "jobs", "health", "incidents", "nodes"]));
 }
 
 /** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */

@@ -73,8 +73,10 @@ function figures() {
   const done = make("Done so far", "#/jobs?status=done");
   const failed = make("Failed", "#/jobs?status=failed");
   const workers = make("Workers", "#/workers");
+  const sessions = make("Sessions", "#/sessions");
+  sessions.el.hidden = true;
   return {
-    el: h("section", { class: "figures", "aria-label": "Now" }, [running, waiting, done, failed, workers].map((f) => f.el)),
+    el: h("section", { class: "figures", "aria-label": "Now" }, [running, waiting, done, failed, workers, sessions].map((f) => f.el)),
     update() {
       const all = state.total;
       if (all) {
@@ -96,6 +98,11 @@ function figures() {
       text(workers.value, list.length ? `${well} / ${list.length}` : "–");
       text(workers.more, well === list.length ? "all healthy" : "healthy");
       attr(workers.el, "data-bad", list.some((w) => ["failed", "crashed"].includes(w.status)) ? true : null);
+      const pools = [...state.sessions.values()];
+      const sum = (name) => pools.reduce((all, p) => all + p[name], 0);
+      sessions.el.hidden = !pools.length;
+      text(sessions.value, count(sum("in_use")));
+      text(sessions.more, sum("waiting") ? `${count(sum("waiting"))} waiting` : `${count(sum("free"))} slots free`);
     },
   };
 }

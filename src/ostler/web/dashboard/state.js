@@ -15,6 +15,7 @@ export const state = {
   nodes: new Map(), // by id; none while there is only this one
   workers: new Map(), // by node and component: two nodes have workers of the same name
   calls: new Map(), // models, by task and id
+  sessions: new Map(), // session pools, by the name that clients connect to
   jobs: new Map(),
   incidents: new Map(),
   said: new Map(), // topic -> when its state was told, by the node's clock
@@ -62,6 +63,7 @@ function take(event) {
   else if (kind === "queue" && second === "status") total(event.queue), touch("queues");
   else if (kind === "queue") state.queues.set(event.queue.queue, event.queue), touch("queues");
   else if (kind === "call") state.calls.set(`${event.call.task}\n${event.call.model}`, event.call), touch("calls");
+  else if (kind === "session") state.sessions.set(event.session.pool, event.session), touch("sessions");
   else if (kind === "worker") put(state.workers, workerKey(event.worker), event.worker), touch("workers");
   else if (second === "nodes") put(state.nodes, event.node.id, event.node), touch("nodes");
   else if (second === "health") (state.health = event.health), touch("health");
@@ -104,7 +106,7 @@ function total(queue) {
 
 function stream(event) {
   if (event.type === "resync") {
-    for (const map of [state.queues, state.nodes, state.workers, state.calls, state.jobs, state.incidents]) map.clear();
+    for (const map of [state.queues, state.nodes, state.workers, state.calls, state.sessions, state.jobs, state.incidents]) map.clear();
     return;
   }
   setClock(event.timestamp);

@@ -69,10 +69,13 @@ UPDATE ostler.sessions SET ended_at = :now, reason = :reason, text = :text
  WHERE node = :node AND ended_at IS NULL AND id NOT IN (SELECT v FROM jsonb_array_elements_text(:ids::jsonb) AS v) RETURNING id;
 
 -- name: add_sessions
+-- A session whose node seemed to be lost, and was not, has its true end in the record.
 INSERT INTO ostler.sessions (id, pool, serves, node, component, generation, owner, priority, client, agent, key, via, waited_ms, started_at, ended_at, reason, text, code, bytes_in, bytes_out, seen_at)
 SELECT row ->> 0, row ->> 1, row ->> 2, row ->> 3, row ->> 4, (row ->> 5)::bigint, row ->> 6, (row ->> 7)::bigint, row ->> 8, row ->> 9, row ->> 10, row ->> 11, (row ->> 12)::float8, (row ->> 13)::bigint, (row ->> 14)::bigint, row ->> 15, row ->> 16, (row ->> 17)::bigint, (row ->> 18)::bigint, (row ->> 19)::bigint, (row ->> 20)::bigint
   FROM jsonb_array_elements(:rows::jsonb) AS row
-ON CONFLICT DO NOTHING;
+ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, reason = excluded.reason, text = excluded.text, code = excluded.code,
+   bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out
+ WHERE sessions.reason = 'node-lost' AND excluded.ended_at IS NOT NULL;
 
 -- name: end_worker_sessions
 UPDATE ostler.sessions SET ended_at = :now, reason = :reason, text = :text

@@ -64,9 +64,12 @@ UPDATE sessions SET ended_at = :now, reason = :reason, text = :text
  WHERE node = :node AND ended_at IS NULL AND id NOT IN (SELECT value FROM json_each(:ids)) RETURNING id;
 
 -- name: add_sessions
+-- A session whose node seemed to be lost, and was not, has its true end in the record.
 INSERT INTO sessions (id, pool, serves, node, component, generation, owner, priority, client, agent, key, via, waited_ms, started_at, ended_at, reason, text, code, bytes_in, bytes_out, seen_at)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT DO NOTHING;
+ON CONFLICT (id) DO UPDATE SET ended_at = excluded.ended_at, reason = excluded.reason, text = excluded.text, code = excluded.code,
+   bytes_in = excluded.bytes_in, bytes_out = excluded.bytes_out
+ WHERE sessions.reason = 'node-lost' AND excluded.ended_at IS NOT NULL;
 
 -- name: end_worker_sessions
 UPDATE sessions SET ended_at = :now, reason = :reason, text = :text

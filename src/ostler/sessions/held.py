@@ -1,0 +1,89 @@
+"""What a node holds of sessions in memory: the workers that take them, those that are under way, and what was counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+from ostler.lifecycle.state import Status
+from ostler.lifecycle.worker import Worker
+from ostler.sessions.registry import Admission, WorkerKey
+from ostler.sessions.spec import SessionSpec
+
+
+@dataclass(slots=True, eq=False)
+class Serving:
+    """A worker that takes sessions, or finishes those that it has."""
+
+    worker: Worker
+    spec: SessionSpec
+    info: dict[str, Any]
+    live: set[str] = field(default_factory=set)
+    closing: bool = False  # it takes no new ones
+    cutting: asyncio.TimerHandle | None = None
+    draining_since: float | None = None
+    cut: int = 0  # sessions that the drain limit ended
+    gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
+    probe_ms: float | None = None
+    mb: float | None = None
+
+    @property
+    def takes(self) -> bool:
+        """Whether it may be given new sessions. One that is to be replaced serves until the other one is there."""
+        worker = self.worker
+        leaves = self.closing or self.gone is not None or worker.leave or worker.killing is not None
+        return not leaves and worker.status is Status.HEALTHY and worker.ended is None
+
+    @property
+    def key(self) -> WorkerKey:
+        return WorkerKey(self.worker.component, self.worker.generation)
+
+
+@dataclass(slots=True, eq=False)
+class Live:
+    """A session of this node, from its admission on."""
+
+    id: str
+    serving: Serving
+    about: dict[str, Any]
+    asked: float
+    started_at: int
+    has_row: bool = False
+    opened: dict[str, Any] | None = None
+    is_open: bool = False  # the worker has opened it, or need not
+    admitted: bool = False
+    ticket: str = ""
+    clock: asyncio.TimerHandle | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    idle: float = 0.0
+    state: str = "opening"
+    by: str | None = None  # the operator who asked for its end
+
+    def admission(self) -> Admission:
+        """As the registry is asked for it."""
+        about, spec = self.about, self.serving.spec
+        return Admission(
+            self.id,
+            *self.serving.key,
+            pool=spec.name,
+            serves=spec.serves,
+            owner=str(about.get("owner") or ""),
+            priority=int(about.get("priority") or 0),
+            client=about.get("client"),
+            agent=about.get("agent"),
+            key=about.get("key"),
+            via=about.get("via"),
+            waited_ms=float(about.get("waited_ms") or 0.0),
+        )
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened to the sessions of one name since the node started."""
+
+    plane: Counter[str] = field(default_factory=Counter)  # admitted, refused, left, expired, bytes_in, bytes_out
+    before: Counter[str] = field(default_factory=Counter)  # the same, of planes before this one
+    strikes: int = 0

@@ -1,0 +1,328 @@
+"""Sessions over HTTP: those under way and those that ended, ending one, what there is room for, and the live view.
+
+What is under way on this node is in its memory; what other nodes have, and what has ended, is in the store.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import BaseModel, Field
+from starlette.responses import Response, StreamingResponse
+
+from ostler.errors import BadArguments, Conflict, NotFound
+from ostler.sessions.shown import Sessions
+from ostler.store.store import Store
+from ostler.web.connections import PEER
+from ostler.web.context import Context
+from ostler.web.render import JSONResponse
+from ostler.web.session_view import Views
+
+_CURSOR = re.compile(r"(live/)?(\d{1,18})/([\x21-\x7e]{1,200})")
+_ELSEWHERE = 1000  # sessions of other nodes that are listed
+_CUT = {
+    "owner": 200,
+    "client": 100,
+    "agent": 300,
+    "key": 100,
+    "text": 300,
+}  # characters of what clients and workers said
+
+State = Literal["opening", "live", "detached", "ended"]
+
+
+class SessionView(BaseModel):
+    """One session. `bytes_in` came from the client. Of a session of another node, bytes are as its node has last written them."""
+
+    id: str
+    pool: str = Field(description="of its worker")
+    serves: str = Field(description="the name that its client connected to")
+    node: str = Field(description="the id of the node that has its worker")
+    worker: str
+    state: State = Field(description="`opening`: its client is not connected yet; `detached`: it may come back")
+    owner: str = Field(description="token:NAME, token, user:UID or node:ID")
+    client: str | None = Field(description="its address")
+    agent: str | None = Field(description="its User-Agent")
+    priority: int
+    key: str | None = Field(description="by which a client finds its session again")
+    via: str | None = Field(description="the node that passed it on")
+    waited_ms: float = Field(description="in line")
+    started_at: int
+    ended_at: int | None
+    bytes_in: int
+    bytes_out: int
+    idle: float | None = Field(description="seconds since the last byte; known to its own node while it lives")
+    views: bool = Field(description="whether it can be watched here")
+    reason: str | None = Field(description="why it ended")
+    text: str | None = Field(description="the same in words")
+    code: int | None = Field(description="of the WebSocket's close")
+
+
+class SessionPage(BaseModel):
+    sessions: list[SessionView]
+    next: str | None = Field(description="`before` of the next page; null: this is the end")
+    live: int = Field(description="sessions under way on this node, whatever was asked for")
+
+
+class WorkerSlots(BaseModel):
+    """A worker and its slots. After `lifetime` sessions (0: no limit) it is replaced."""
+
+    component: str
+    generation: int
+    status: str = Field(description="starting, healthy, draining, …")
+    serves: bool = Field(description="whether it takes new sessions")
+    slots: int
+    in_use: int
+    served: int
+    lifetime: int
+    probe_ms: float | None = Field(description="what its last probe took")
+    mb: float | None = Field(description="its memory, with all that it has started")
+    versions: list[str] = Field(description="clients that it serves; empty: any")
+    started_at: int | None
+
+
+class Waiting(BaseModel):
+    owner: str
+    priority: int
+    waited: float = Field(description="seconds")
+
+
+class Counted(BaseModel):
+    """Since the node started."""
+
+    admitted: int
+    refused: int
+    left: int = Field(description="left the line before it was their turn")
+    expired: int = Field(description="waited as long as they may")
+    bytes_in: int
+    bytes_out: int
+    strikes: int = Field(description="connects to a worker that failed and were tried with another")
+
+
+class PoolCapacity(BaseModel):
+    """What serves one name. `free` slots can be had now; `line` has the first hundred that wait, `waiting` counts all."""
+
+    name: str
+    pools: list[str]
+    slots: int
+    in_use: int
+    free: int
+    waiting: int
+    paused: bool
+    workers: list[WorkerSlots]
+    line: list[Waiting]
+    counts: Counted
+
+
+class CapacityView(BaseModel):
+    node: str
+    pools: list[PoolCapacity]
+
+
+class Ending(BaseModel):
+    """The session is being ended; its client is told why."""
+
+    ok: bool
+    action: str
+    session: str
+    here: bool = Field(description="false: the node that has it was asked to, and does so within a second or two")
+
+
+class _Wanted(NamedTuple):
+    """What a listing asks for."""
+
+    state: str
+    pool: str | None
+    owner: str | None
+
+    def fits(self, row: Mapping[str, Any]) -> bool:
+        return self.pool in (None, row["pool"], row["serves"]) and self.owner in (None, row["owner"])
+
+
+Id = Annotated[str, Path(max_length=200)]
+
+
+def router(context: Context) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", tags=["sessions"])
+    views = Views()
+    context.metrics.sessions.sessions = context.sessions
+
+    @routes.get("/sessions", response_model=SessionPage, summary="Sessions, those under way first, newest first")
+    async def listing(
+        state: Annotated[Literal["live", "ended", "all"], Query()] = "all",
+        pool: Annotated[
+            str | None, Query(max_length=200, description="of the worker, or the name connected to")
+        ] = None,
+        owner: Annotated[str | None, Query(max_length=200)] = None,
+        before: Annotated[str | None, Query(max_length=250)] = None,
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50,
+    ) -> JSONResponse:
+        """Of all nodes that share the store. A session is in it from its admission on; its row is kept after its end (see
+        `sessions_retention` and `sessions_kept`).
+        """
+        wanted = _Wanted(state, pool, owner)
+        found, following = await _page(context, wanted, None if before is None else _place(before), limit)
+        return JSONResponse({"sessions": found, "next": following, "live": len(_own(context))})
+
+    @routes.get("/sessions/{session}", response_model=SessionView, summary="One session")
+    async def one(session: Id) -> JSONResponse:
+        return JSONResponse(await _find(context, session))
+
+    @routes.delete("/sessions/{session}", response_model=Ending, status_code=202, summary="End a session")
+    async def end(session: Id, request: Request) -> JSONResponse:
+        """Its client gets the close code 1008 with a reason; its slot is free at once. Also of another node."""
+        pools = context.sessions
+        if pools is not None and pools.kill(session, _who(request)):
+            return _ending(session, here=True)
+        if pools is not None and await pools.end_elsewhere(session):
+            return _ending(session, here=False)
+        found = await _find(context, session)
+        if found["state"] == "ended":
+            raise Conflict(f"session {found['id']} has ended already: {found['reason']}")
+        raise Conflict(
+            f"session {found['id']} is of node {found['node']}, which cannot be asked from here; ask it there"
+        )
+
+    @routes.get(
+        "/sessions/{session}/view",
+        response_class=StreamingResponse,
+        responses={200: {"content": {"multipart/x-mixed-replace": {}}, "description": "JPEG frames (MJPEG)"}},
+        summary="Watch a session",
+    )
+    async def view(session: Id) -> Response:
+        """Pictures as the worker makes them, for an `<img>`: as fast as the viewer takes them, and only while something changes. Ends
+        with the session. A node has at most 16 viewers at once; one more is answered 429.
+        """
+        socket = context.sessions.view_socket(session) if context.sessions is not None else None
+        if context.sessions is None or socket is None:
+            raise await _unseen(context, session)
+        return await views.watch(context.sessions, session, socket)
+
+    @routes.get(
+        "/capacity", response_model=CapacityView, summary="Slots, workers and lines of this node's session pools"
+    )
+    async def capacity() -> JSONResponse:
+        pools = [] if context.sessions is None else _capacity(context.sessions)
+        return JSONResponse({"node": context.supervisor.member.id, "pools": pools})
+
+    return routes
+
+
+def _who(request: Request) -> str:
+    """The operator, as sessions name their owners."""
+    uid = request.scope.get(PEER)
+    return "token" if uid is None else f"user:{uid}"
+
+
+def _ending(session: str, *, here: bool) -> JSONResponse:
+    return JSONResponse({"ok": True, "action": "end", "session": session, "here": here}, 202)
+
+
+# ---- sessions
+
+
+async def _page(
+    context: Context, wanted: _Wanted, place: tuple[bool, int, str] | None, limit: int
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Those under way, then those that ended; each newest first."""
+    found: list[dict[str, Any]] = []
+    if wanted.state != "ended" and (place is None or place[0]):
+        live = await _live(context, wanted)
+        rest = [row for row in live if place is None or (row["started_at"], row["id"]) < place[1:]]
+        found, more = rest[:limit], len(rest) > limit
+        if more or (wanted.state == "all" and len(found) == limit):
+            return found, f"live/{found[-1]['started_at']}/{found[-1]['id']}"
+        place = None
+    if wanted.state == "live":
+        return found, None
+    below = None if place is None else place[1:]
+
+    def read(store: Store) -> tuple[list[dict[str, Any]], tuple[int, str] | None]:
+        page, following = store.sessions.list(
+            limit=limit - len(found), before=below, state="ended", pool=wanted.pool, owner=wanted.owner
+        )
+        return page, following
+
+    page, following = await context.reader.call(read)
+    return found + [_shown(row) for row in page], following and f"{following[0]}/{following[1]}"
+
+
+def _own(context: Context) -> list[dict[str, Any]]:
+    """The sessions under way on this node."""
+    if context.sessions is None:
+        return []
+    node = context.supervisor.member.id
+    return [_shown({"node": node, **row}) for row in context.sessions.live()]
+
+
+async def _live(context: Context, wanted: _Wanted) -> list[dict[str, Any]]:
+    """This node's from memory, those of other nodes from the store."""
+    found = [row for row in _own(context) if wanted.fits(row)]
+    if context.poll.nodes > 1:
+        own = context.supervisor.member.id
+        rows, _ = await context.reader.call(
+            lambda store: store.sessions.list(limit=_ELSEWHERE, state="live", pool=wanted.pool, owner=wanted.owner)
+        )
+        found += [_shown(row) for row in rows if row["node"] != own]
+    return sorted(found, key=lambda row: (row["started_at"], row["id"]), reverse=True)
+
+
+async def _find(context: Context, session: str) -> dict[str, Any]:
+    """A session of any node; raises NotFound."""
+    for row in _own(context):
+        if row["id"] == session:
+            return row
+    known = await context.reader.call(lambda store: store.sessions.find(session))
+    if known is None:
+        raise NotFound(f"there is no session {session[:100]!r}; it may have been deleted since it ended")
+    return _shown(known)
+
+
+async def _unseen(context: Context, session: str) -> Exception:
+    """Why a session cannot be watched."""
+    found = await _find(context, session)
+    if found["state"] == "ended":
+        return Conflict(f"session {found['id']} has ended: {found['reason']}")
+    if found["node"] != context.supervisor.member.id:
+        return Conflict(f"session {found['id']} is of node {found['node']}; watch it there")
+    return Conflict(f"session {found['id']} cannot be watched: workers of pool {found['pool']} show no live view")
+
+
+def _shown(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A session as the API shows it, from memory or from the store."""
+    ended = row.get("ended_at") is not None
+    known: dict[str, Any] = {name: row.get(name) for name in SessionView.model_fields}
+    known |= {name: value[:most] for name, most in _CUT.items() if (value := known[name]) is not None}
+    state = "ended" if ended else row.get("state") or "live"
+    views = bool(row.get("views")) and not ended
+    return known | {"worker": row["component"], "state": state, "views": views}
+
+
+def _place(before: str) -> tuple[bool, int, str]:
+    found = _CURSOR.fullmatch(before)
+    if found is None:
+        raise BadArguments(f"before must be the `next` of another page, found {before[:40]!r}")
+    return found[1] is not None, int(found[2]), found[3]
+
+
+# ---- capacity
+
+
+def _capacity(sessions: Sessions) -> list[dict[str, Any]]:
+    lines, counts = sessions.lines(), sessions.counts()
+    found = []
+    for name, state in sorted(sessions.capacity().items()):
+        line, counted = lines.get(name, {"first": []}), counts.get(name, {})
+        shown = {key: state[key] for key in ("pools", "slots", "in_use", "free", "waiting")}
+        workers = [{key: worker[key] for key in WorkerSlots.model_fields} for worker in state["workers"]]
+        waiting = [
+            {"owner": str(owner)[: _CUT["owner"]], "priority": priority, "waited": round(waited, 1)}
+            for owner, priority, waited in line["first"][:100]
+        ]
+        numbers = {key: counted.get(key, 0) for key in Counted.model_fields}
+        paused = bool(state.get("paused"))
+        found.append({"name": name, **shown, "paused": paused, "workers": workers, "line": waiting, "counts": numbers})
+    return found

@@ -1,0 +1,332 @@
+"""What a client is answered: status codes with what to do, tokens, sticky keys, redirects, TCP and the addresses for Playwright and DevTools."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import ClientConnection
+from websockets.exceptions import ConnectionClosed, InvalidStatus
+
+from ostler.plane.access import Token
+from tests.plane.serving import answer, run
+from tests.sessions.planes import TOKEN, FakeNode, handshake, session_of, until
+
+CI = Token("ci", "the-secret-of-the-tests", ["echo"], 2, 5)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> FakeNode:
+    return FakeNode(tmp_path)
+
+
+async def asked(node: FakeNode, target: str, head: str = "", method: str = "GET") -> tuple[int, dict[str, str], bytes]:
+    """A request by hand, and its whole answer."""
+    reader, writer = await node.raw(f"{method} /sessions/{target} HTTP/1.1\r\nHost: 127.0.0.1:1\r\n{head}\r\n".encode())
+    try:
+        return await answer(reader)
+    finally:
+        writer.close()
+
+
+async def refusal(node: FakeNode, target: str = "echo", **more: object) -> tuple[int, dict, dict[str, str]]:  # type: ignore[type-arg]
+    """Status, error and headers."""
+    with pytest.raises(InvalidStatus) as found:
+        async with node.connect(target, **more):
+            pass
+    response = found.value.response
+    return response.status_code, json.loads(response.body or b"{}")["error"], dict(response.headers)
+
+
+def bearer(token: str) -> dict[str, dict[str, str]]:
+    return {"additional_headers": {"Authorization": f"Bearer {token}"}}
+
+
+async def closed(client: ClientConnection) -> int:
+    with pytest.raises(ConnectionClosed) as found:
+        await client.recv()
+    return found.value.rcvd.code if found.value.rcvd else 1006
+
+
+def test_every_refusal_says_what_and_what_to_do(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool("echo", line=1, line_wait=0.2, versions=["1.63", "1.65"], product="Playwright")
+            await node.worker(slots=1, versions=["1.65"])
+
+            status, error, _ = await refusal(node, "strange")
+            assert (status, error["code"]) == (400, "UNKNOWN_POOL")
+            assert "echo" in error["message"]
+
+            status, headers, body = await asked(node, "echo")
+            assert (status, headers["upgrade"], json.loads(body)["error"]["code"]) == (
+                426,
+                "websocket",
+                "UPGRADE_REQUIRED",
+            )
+            status, _, _ = await asked(node, "echo", "Content-Length: 0\r\n", "POST")
+            assert status == 426
+
+            status, error, _ = await refusal(node, user_agent_header="Playwright/1.50.1 (x64) node/20")
+            assert (status, error["code"], error["served"], error["found"]) == (
+                409,
+                "VERSION",
+                ["1.63", "1.65"],
+                "1.50.1",
+            )
+
+            for wrong in ("priority=high", "priority=101", "wait=-1", "wait=soon", "session=" + "k" * 101):
+                status, error, _ = await refusal(node, f"echo?{wrong}")
+                assert (status, error["code"]) == (400, "BAD_PARAMETER"), wrong
+
+            client = await node.connect(user_agent_header="Playwright/1.65.0 (x64) node/20")
+            began = asyncio.get_running_loop().time()
+            status, error, headers = await refusal(node)
+            assert (status, error["code"], error["position"], headers["retry-after"]) == (503, "LINE_TIMEOUT", 1, "1")
+            assert asyncio.get_running_loop().time() - began >= 0.19
+            status, error, _ = await refusal(node, user_agent_header="Playwright/1.63.0")
+            assert (status, error["code"]) == (503, "NO_WORKER")
+
+            waiting = asyncio.ensure_future(refusal(node))
+            await until(lambda: node.of("want")[-1][1] == 1, "one in line")
+            status, error, headers = await refusal(node)
+            assert (status, error["code"]) == (429, "LINE_FULL")
+            assert int(headers["retry-after"]) >= 1
+            assert (await waiting)[0] == 503
+            status, error, _ = await refusal(node, "echo?wait=0")
+            assert (status, error["code"]) == (503, "LINE_TIMEOUT")
+            node.sessions.report()
+            counts = node.of("facts")[-1][0]["counts"]["echo"]
+            assert (counts["admitted"], counts["refused"], counts["expired"]) == (1, 1, 4)
+            await client.close()
+
+    run(main())
+
+
+def test_tokens_open_sessions_of_their_pools_and_no_more_than_they_may(node: FakeNode) -> None:
+    node.friends, node.tokens = frozenset(), (CI,)
+
+    async def main() -> None:
+        async with node.running():
+            node.pool("echo")
+            node.pool("other")
+            await node.worker()
+            await node.worker(pool="other")
+            assert (await refusal(node))[:1] == (401,)
+            assert (await refusal(node, **bearer("wrong")))[:1] == (401,)
+            status, error, _ = await refusal(node, "other", **bearer(CI.secret))
+            assert (status, error["code"]) == (403, "FORBIDDEN_POOL")
+            first = await node.connect(f"echo?token={CI.secret}&priority=50")
+            second = await node.connect(**bearer(CI.secret))
+            status, error, _ = await refusal(node, **bearer(CI.secret))
+            assert (status, error["code"]) == (429, "TOO_MANY_SESSIONS")
+            node.sessions.report()
+            admits = node.of("admit")
+            assert [(about["owner"], about["priority"]) for *_, about in admits] == [("token:ci", 5), ("token:ci", 0)]
+            async with node.connect("other", **bearer(TOKEN)) as third:
+                assert node.of("admit")[-1][0] == session_of(third)
+            await first.close()
+            await node.ends(2)
+            async with node.connect(**bearer(CI.secret)):
+                pass
+            await second.close()
+
+    run(main())
+
+
+def test_pages_of_other_sites_open_no_sessions(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool()
+            await node.worker()
+            for origin in ("https://evil.example", "null"):
+                status, error, _ = await refusal(node, origin=origin)
+                assert (status, error["code"]) == (403, "FORBIDDEN_ORIGIN")
+
+    run(main())
+
+
+def test_a_sticky_session_waits_for_its_client(node: FakeNode) -> None:
+    async def main() -> None:
+        node.tokens = (CI,)
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine")
+            status, error, _ = await refusal(node, "echo?session=mine")
+            assert (status, error["code"]) == (409, "SESSION_IN_USE")
+            other = await node.connect("echo?session=mine", **bearer(CI.secret))
+            assert session_of(other) != session_of(first), "another owner's key is another key"
+            await first.close()
+            await until(lambda: "detached" in {s.facts()[3] for s in node.sessions.live.values()}, "it to be detached")
+            assert node.of("ended") == []
+            assert node.in_use() == 2
+            again = await node.connect("echo?session=mine")
+            assert session_of(again) == session_of(first)
+            await again.send("x")
+            assert await again.recv() == "x"
+            await again.close()
+            await other.close()
+            await until(lambda: all(s.state == "detached" for s in node.sessions.live.values()), "both to be detached")
+            node.tell("kill", session_of(other), "killed", "enough")
+            node.pool(sticky=0.05)
+            third = await node.connect("echo?session=mine")
+            assert session_of(third) == session_of(first)
+            await third.close()
+            found = dict(await node.ends(1))
+            assert "killed" in found
+            assert len(node.of("admit")) == 2
+            await until(lambda: node.in_use() == 0, "the slots")
+
+    run(main())
+
+
+def test_a_sticky_session_nobody_comes_back_to_ends_and_one_whose_worker_is_gone_is_lost(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=0.1)
+            server = await node.worker()
+            await (await node.connect("echo?session=a")).close()
+            assert [reason for reason, _ in await node.ends(1)] == ["detached"]
+            node.pool(sticky=30.0)
+            client = await node.connect("echo?session=b")
+            await client.close()
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            server.close()
+            await server.wait_closed()
+            status, error, _ = await refusal(node, "echo?session=b")
+            assert (status, error["code"]) == (410, "SESSION_LOST")
+            assert [reason for reason, _ in await node.ends(2)] == ["detached", "worker"]
+            assert node.in_use() == 0
+
+    run(main())
+
+
+def test_a_redirect_leads_to_the_workers_door_with_a_ticket(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.plane.session._UNUSED", 0.2)
+
+    async def main() -> None:
+        async with node.running():
+            node.pool(redirect=True)
+            await node.worker(door=4321, path="/inner")
+            node.admit = lambda id_, *_: ["admitted", id_, {"ticket": "t/1"}]
+            upgrade = (
+                "Connection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n"
+            )
+            status, headers, _ = await asked(node, "echo/rest?a=1&priority=2", upgrade)
+            assert status == 307
+            assert headers["location"] == "ws://127.0.0.1:4321/rest?a=1&ticket=t%2F1"
+            id_ = headers["x-ostler-session"]
+            assert node.of("admit")[0][3]["redirect"] is True
+            node.tell("began", id_)
+            await asyncio.sleep(0.3)
+            assert node.in_use() == 1, "its ticket was used"
+            node.tell("over", id_, "client", {"bytes_in": 5, "bytes_out": 7, "text": "", "code": 1000})
+            (ended,) = node.of("ended")
+            assert ended == [id_, "client", {"bytes_in": 5, "bytes_out": 7, "text": "", "code": 1000}]
+            assert node.in_use() == 0
+            await asked(node, "echo", upgrade)
+            assert [reason for reason, _ in await node.ends(2)] == ["client", "unused"]
+
+    run(main())
+
+
+def test_the_addresses_that_playwright_and_devtools_clients_ask_for(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool("echo")
+            node.pool("cdp")
+            await node.worker()
+            await node.worker(pool="cdp", cdp={"Browser": "Chrome/156", "webSocketDebuggerUrl": "ws://inside/x"})
+            status, _, body = await asked(node, "cdp/json/version/?token=abc")
+            assert status == 200
+            assert json.loads(body) == {
+                "Browser": "Chrome/156", "webSocketDebuggerUrl": "ws://127.0.0.1:1/sessions/cdp?token=abc"
+            }  # fmt: skip
+            assert json.loads((await asked(node, "echo/json"))[2]) == {"wsEndpointPath": ""}
+            assert json.loads((await asked(node, "cdp/json/list"))[2]) == []
+            assert (await asked(node, "echo/json/version"))[0] == 426
+            async with node.connect("echo/") as client:  # where Playwright goes with the empty path
+                await client.send("x")
+                assert await client.recv() == "x"
+
+    run(main())
+
+
+async def shouting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A TCP worker that speaks first, and goes on after the client's end."""
+    writer.write(b"READY\n")
+    while data := await reader.read(65_536):
+        writer.write(data.upper())
+    writer.write(b"BYE\n")
+
+
+def test_tcp_goes_through_as_it_is_and_each_direction_ends_by_itself(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(protocol="tcp", ping=20.0)
+            await node.rough_worker(shouting)
+            head = b"GET /sessions/echo HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            reader, writer = await node.raw(head + b"early\n")
+            status, headers, _ = await answer(reader)
+            assert (status, headers["upgrade"]) == (101, "tcp")
+            assert [await reader.readline(), await reader.readline()] == [b"READY\n", b"EARLY\n"]
+            writer.write(b"x" * 200_000 + b"\n")
+            assert await reader.readexactly(200_001) == b"X" * 200_000 + b"\n"
+            writer.write_eof()
+            assert await reader.read() == b"BYE\n", "what came after the client's end"
+            ((reason, sums),) = await node.ends(1)
+            assert (reason, sums["bytes_in"], sums["bytes_out"]) == ("client", 200_007, 200_017)
+            writer.close()
+            status, headers, _ = await asked(node, "echo", "Connection: Upgrade\r\nUpgrade: smtp\r\n")
+            assert status == 426
+
+    run(main())
+
+
+def test_a_websocket_client_of_a_tcp_pool_is_bridged(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(protocol="tcp", ping=0.05)
+            await node.rough_worker(shouting)
+            async with node.connect() as client:
+                assert await client.recv() == b"READY\n"
+                await client.send("hello\n")
+                assert await client.recv() == b"HELLO\n"
+                await (await client.ping())
+                await asyncio.sleep(0.2)  # it answers our pings, too
+                body = b"y" * 300_000 + b"\n"
+                await client.send([body[:1000], body[1000:]])
+                got = b""
+                while len(got) < len(body):
+                    piece = await client.recv()
+                    assert isinstance(piece, bytes)
+                    assert len(piece) <= 65_536
+                    got += piece
+                assert got == body.upper()
+            assert [reason for reason, _ in await node.ends(1)] == ["client"]
+
+    run(main())
+
+
+def test_the_end_of_a_tcp_worker_is_a_close_frame_for_a_bridged_client(node: FakeNode) -> None:
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"all I have")
+
+    async def main() -> None:
+        async with node.running():
+            node.pool(protocol="tcp")
+            await node.rough_worker(talk)
+            async with node.connect(subprotocols=["binary"]) as client:
+                assert client.subprotocol == "binary"
+                assert await client.recv() == b"all I have"
+                assert await closed(client) == 1000
+            assert [reason for reason, _ in await node.ends(1)] == ["worker"]
+            reader, writer = await node.raw(handshake() + b"\x82\x03not masked")
+            assert (await answer(reader))[0] == 101
+            assert b"\x03\xea" in await reader.read(), "1002: a protocol error"
+            writer.close()
+
+    run(main())
