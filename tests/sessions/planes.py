@@ -17,6 +17,7 @@ from ostler.plane.access import Access, Token
 from ostler.plane.plan import Plan, Refuse
 from ostler.plane.proxy import Front
 from ostler.plane.request import Request
+from ostler.plane.session_forwarding import INNER
 from ostler.plane.sessions import PATH, Sessions
 
 TOKEN, SECRET = "the-token-of-the-node", "the-secret-of-all-nodes"
@@ -73,6 +74,8 @@ class FakeNode:
     def _route(self, request: Request) -> Plan:
         if request.path.startswith(PATH):
             return self.sessions.route(request)
+        if request.path.startswith(INNER):
+            return self.sessions.asked_by_node(request)
         return Refuse(404, "NOT_FOUND", "sessions alone are served here")
 
     def _hear(self, *frame: Any) -> None:

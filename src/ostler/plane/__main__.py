@@ -21,6 +21,7 @@ from ostler.plane.forwarding import INNER
 from ostler.plane.plan import Forward, Plan
 from ostler.plane.proxy import Front
 from ostler.plane.request import Request
+from ostler.plane.session_forwarding import INNER as INNER_SESSIONS
 from ostler.plane.sessions import PATH as SESSIONS
 from ostler.plane.sessions import Sessions
 from ostler.plane.upstream import Upstream
@@ -51,6 +52,8 @@ class Plane:
             return self.calls.route(request)
         if request.path.startswith(SESSIONS):
             return self.sessions.route(request)
+        if request.path.startswith(INNER_SESSIONS):
+            return self.sessions.asked_by_node(request)
         if request.path.startswith(INNER):
             return self.calls.asked_by_node(request)
         if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):

@@ -29,7 +29,7 @@ _INNER = "/api/v1/inner/"
 _CALLS = ("/api/v1/calls/", "/v1/")
 SESSIONS = "/sessions/"
 OWNER = b"x-ostler-owner"  # for whom a node passes a session on
-_BY = b"ostler-forwarded-by"
+BY = b"ostler-forwarded-by"
 _FORWARDED = (b"forwarded", b"x-forwarded-for", b"x-real-ip")
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in lower case
@@ -122,7 +122,7 @@ class Access:
         """Who wants a session; for the pools that it may have, see there."""
         first = dict(reversed(headers))
         if self._is_node(method, path, first):
-            via, owner = (first.get(name, b"").decode("latin-1") for name in (_BY, OWNER))
+            via, owner = (first.get(name, b"").decode("latin-1") for name in (BY, OWNER))
             return Caller(owner or f"node:{via}", via=via)
         if why := self._strange_page("POST", first):  # a session changes things, whatever its method is
             return why
@@ -155,7 +155,7 @@ class Access:
 
     def _is_node(self, method: str, path: str, first: dict[bytes, bytes]) -> bool:
         """Whether another node of the store reads an inner route, or passes on a call or a session."""
-        passes_on = path.startswith((*_CALLS, SESSIONS)) and _BY in first
+        passes_on = path.startswith((*_CALLS, SESSIONS)) and BY in first
         if not self.secret or not (passes_on or (method == "GET" and path.startswith(_INNER))):
             return False
         return any(_same(given, self.secret) for given in _bearer(first))

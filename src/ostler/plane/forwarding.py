@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlsplit
 
 from ostler.calls.placing import There, Way, choose
+from ostler.plane.access import BY
 from ostler.plane.ask import BadUpstream, ask
 from ostler.plane.leases import Key, Place
 from ostler.plane.plan import LATER, Forward, Plan, Refuse, Reply
@@ -26,7 +27,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ostler.plane")
 
-BY = b"ostler-forwarded-by"
 LEASE = b"x-ostler-lease"
 INNER = "/api/v1/inner/places/"
 _PATIENCE = 2.0  # seconds that a node gets to say whether it has a place
@@ -66,7 +66,7 @@ class Forwarding:
         self._own, self._secret = told["own"], told["secret"]
         self._here = {name: There(*values) for name, values in told["here"].items()}
         self._peers = {n: {m: There(*v) for m, v in p["models"].items()} for n, p in told["peers"].items()}
-        addresses = {node: _address(peer["url"]) for node, peer in told["peers"].items()}
+        addresses = {node: address(peer["url"]) for node, peer in told["peers"].items()}
         for node in [n for n, u in self._upstreams.items() if u.path != addresses.get(n)]:
             self._upstreams.pop(node).close()
         for node, address in addresses.items():
@@ -177,7 +177,7 @@ def _json(value: object) -> Reply:
     return Reply(200, {"content-type": "application/json"}, json.dumps(value).encode())
 
 
-def _address(url: str) -> str | None:
+def address(url: str) -> str | None:
     """Where a node's plane listens; None for an address that is not plain HTTP."""
     parts = urlsplit(url)
     return f"tcp:{parts.hostname}:{parts.port or 80}" if parts.scheme == "http" and parts.hostname else None

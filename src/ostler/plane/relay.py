@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from ostler.config import PRIORITIES
-from ostler.plane.access import COOKIE, OWNER, Caller
+from ostler.plane.access import BY, COOKIE, OWNER, SESSIONS, Caller
 from ostler.plane.entry import error_headers
 from ostler.plane.plan import Reply
 from ostler.plane.request import HELD, OWN, Request
@@ -25,14 +25,17 @@ if TYPE_CHECKING:
 LONGEST_KEY = 100  # characters of a key under which a client comes back
 OURS = frozenset({"token", "priority", "wait", "session", "ticket"})  # query parameters that no worker sees
 SESSION = b"x-ostler-session"
+LEASE = b"x-ostler-lease"  # a slot that another node has kept
+CLIENT = b"x-ostler-from"  # the client's address, told by the node that passes it on
 _NOT_FOR_WORKERS = OWN | {
     b"host",
     b"origin",
     b"authorization",
     b"expect",
-    b"ostler-forwarded-by",
-    b"x-ostler-lease",
+    BY,
+    LEASE,
     OWNER,
+    CLIENT,
     SESSION,
 }
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
@@ -78,8 +81,21 @@ class Wish:
 
     def handshake(self, request: Request, path: str, session: str) -> bytes:
         """The client's own handshake, as a worker on this machine may see it."""
-        head = f"GET {self.target(path)} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n"
-        lines = [head.encode(), SESSION, b": ", session.encode(), b"\r\n"]
+        return self._head(request, self.target(path), [(SESSION, session)])
+
+    def passed_on(self, request: Request, secret: str, own: str, lease: str) -> bytes:
+        """The client's own handshake, as another node may see it."""
+        ours = {"priority": str(self.priority), "wait": "0"} | ({"session": self.key} if self.key else {})
+        target = f"{SESSIONS}{quote(self.name, safe='')}{self.rest}?{urlencode(ours)}"
+        told = [(b"authorization", f"Bearer {secret}"), (BY, own), (OWNER, self.caller.owner), (CLIENT, self.client)]
+        told += [(LEASE, lease)] if lease else []
+        return self._head(request, f"{target}&{self.query}" if self.query else target, told)
+
+    def _head(self, request: Request, target: str, told: list[tuple[bytes, str]]) -> bytes:
+        lines = [f"GET {target} HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: ".encode()]
+        lines += (request.protocol, b"\r\n")
+        for name, said in told:
+            lines += (name, b": ", said.encode(), b"\r\n")
         for name, value in request.headers:
             kept = _foreign_cookies(value) if name == b"cookie" else value
             if name not in _NOT_FOR_WORKERS and (kept or name != b"cookie"):
@@ -115,6 +131,7 @@ def read_wish(request: Request, name: str, rest: str, caller: Caller, group: Gro
     if key is not None and (len(key) > LONGEST_KEY or not key.isprintable()):
         return refuse(400, "BAD_PARAMETER", f"session is a text of at most {LONGEST_KEY} printable characters")
     where = request.client
+    told = request.get(CLIENT) if caller.via else None
     return Wish(
         name=name,
         caller=caller,
@@ -125,7 +142,7 @@ def read_wish(request: Request, name: str, rest: str, caller: Caller, group: Gro
         version=client_version(agent, group),
         pool=pool,
         key=key,
-        client=f"{where[0]}:{where[1]}" if where else "",
+        client=told.decode("latin-1")[:100] if told else f"{where[0]}:{where[1]}" if where else "",
         agent=agent[:200],
         may_redirect=caller.via is None and any(terms.get("redirect") for terms in group.pools.values()),
     )
@@ -139,17 +156,19 @@ def client_version(agent: str, group: Group) -> str | None:
     return None
 
 
-def switching(head: Head, session: str) -> bytes:
-    """The worker's 101, for the client."""
+def switching(head: Head, session: str = "") -> bytes:
+    """The worker's 101, for the client. Without a session: another node's, which names it."""
     lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", head.upgrade, b"\r\n"]
     lines += [part for name, value in head.headers for part in (name, b": ", value, b"\r\n")]
-    return b"".join([*lines, SESSION, b": ", session.encode(), b"\r\n\r\n"])
+    if session:
+        lines += [SESSION, b": ", session.encode(), b"\r\n"]
+    return b"".join([*lines, b"\r\n"])
 
 
 def switching_raw(request: Request, session: str) -> bytes:
     """A 101 of our own, where the worker speaks plain TCP."""
     lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", request.protocol, b"\r\n"]
-    if request.upgrades:
+    if request.protocol == b"websocket":
         key = request.get(b"sec-websocket-key") or b""
         lines += [b"sec-websocket-accept: ", b64encode(sha1(key + _GUID, usedforsecurity=False).digest()), b"\r\n"]
         if b"binary" in (request.get(b"sec-websocket-protocol") or b"").replace(b" ", b"").split(b","):

@@ -74,7 +74,8 @@ class Session:
         """For a slot; what its client is answered, or nothing yet."""
         found = self._sessions.slots.ask(self.group, self, self._sessions.time())
         if isinstance(found, Refusal):
-            return self._in_vain(found)
+            why = found
+            return self._sessions.forwarding.or_else(self, lambda: self._in_vain(why))
         if found is not None:
             self.granted(found)
         elif self.request is not None:
@@ -269,8 +270,8 @@ class Session:
         self.state, self.request = "live", None
         client, after = request.hand_over()
         limits = Limits(terms.get("idle", 0.0), terms.get("longest", 0.0), terms.get("ping", 0.0))
-        kind = Bridge if is_raw and request.upgrades else Splice
-        websocket = request.upgrades
+        websocket = request.protocol == b"websocket"
+        kind = Bridge if is_raw and websocket else Splice
         splice = kind(client.transport, worker, limits, self._spliced, client.gone, websocket=websocket)
         self.splice, self._was_live = splice, True
         client.write(head)

@@ -21,10 +21,11 @@ from collections.abc import Callable
 from typing import Any
 
 from ostler.plane.access import SESSIONS, Access, Refusal
-from ostler.plane.plan import Plan, Reply
+from ostler.plane.plan import LATER, Plan, Reply, Serve
 from ostler.plane.relay import Wish, read_wish, refuse
 from ostler.plane.request import Request
 from ostler.plane.session import Session
+from ostler.plane.session_forwarding import SessionForwarding
 from ostler.sessions.selection import Key, Worker, matches
 from ostler.sessions.slots import Group, Slots
 
@@ -43,6 +44,7 @@ class Sessions:
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         self.slots = Slots()
+        self.forwarding = SessionForwarding(self)
         self.live: dict[str, Session] = {}  # all that hold a slot, by id
         self._in_worker: dict[Key, dict[Session, None]] = {}
         self._keys: dict[tuple[str, str, str], Session] = {}  # owner, public name, key
@@ -79,6 +81,8 @@ class Sessions:
                 self.live[id_].kill(reason, text)
             case ["began", id_] if id_ in self.live:
                 self.live[id_].used()
+            case ["peers", dict(told)]:
+                self.forwarding.told(told)
             case ["over", id_, reason, dict(sums)] if id_ in self.live:
                 self.live[id_].closed_at_door(reason, sums)
         self._look()
@@ -133,8 +137,18 @@ class Sessions:
         """The plane leaves now."""
         for session in [*self.live.values()]:
             session.end("shutdown", "the node is shutting down")
+        self.forwarding.end_all()
 
     # ---- a client
+
+    def asked_by_node(self, request: Request) -> Plan:
+        """Another node asks for a slot."""
+        access = self._access()
+        if access is None or self._is_leaving:
+            return _leaving()
+        if why := access.refusal(request.method, request.path, request.query, request.headers, request.peer):
+            return refuse(why.status, why.code, why.message)
+        return self.forwarding.route(request)
 
     def route(self, request: Request) -> Plan:
         """What is done with a request for a session."""
@@ -193,7 +207,7 @@ class Sessions:
 
     def _versions(self, group: Group, pool: str | None) -> set[str]:
         """Versions that are served; none: all."""
-        found: set[str] = set()
+        found = self.forwarding.versions(group.name)
         for name, terms in group.pools.items():
             if pool in (None, name):
                 if not terms.get("versions"):
@@ -202,7 +216,6 @@ class Sessions:
         return found
 
     def _begin(self, request: Request, group: Group, wish: Wish) -> Plan:
-        session = Session(self, request, group, wish)
         if wish.key is not None:
             place = (wish.caller.owner, group.name, wish.key)
             if (known := self._keys.get(place)) is not None:
@@ -210,15 +223,32 @@ class Sessions:
                     return known.attach(request, wish)
                 message = f"the session {wish.key!r} has a client already: one at a time"
                 return refuse(409, "SESSION_IN_USE", message)
-            self._keys[place] = session
+            session = self._keys[place] = Session(self, request, group, wish)
+            if self.forwarding.may_be_elsewhere(session):
+                return Serve(lambda _: self.forwarding.to_holder(session, lambda: self._start(session)))
+        else:
+            session = Session(self, request, group, wish)
+        return self._start(session)
+
+    def _start(self, session: Session) -> Plan:
+        assert session.request is not None
+        if (worker := self.forwarding.kept(session.request, session)) is not None:
+            session.granted(worker)
+            return LATER
         plan = session.ask()
         self._look()
         return plan
+
+    def has_key(self, owner: str, group: Group, key: str) -> bool:
+        """Whether a session with that key waits here for its client."""
+        known = self._keys.get((owner, group.name, key))
+        return known is not None and known.state == "detached"
 
     # ---- what sessions say
 
     def waits(self, session: Session) -> None:
         """It is in line."""
+        self.forwarding.look_for(session)
         self._report_soon()
 
     def leaves(self, session: Session) -> None:

@@ -9,11 +9,28 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ostler.sessions.line import Line, Refusal, Ticket
 from ostler.sessions.selection import Key, Ready, Worker, choose
+
+
+class Wanted(Protocol):
+    """What a client needs."""
+
+    @property
+    def owner(self) -> str: ...
+
+    @property
+    def version(self) -> str | None: ...
+
+    @property
+    def pool(self) -> str | None: ...
+
+    @property
+    def excluded(self) -> Collection[Key]: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -138,9 +155,9 @@ class Slots:
         group.line.add(client)
         return None
 
-    def could_have(self, group: Group, client: Ticket) -> bool:
-        """Whether it would have a slot at once."""
-        return choose(group.ready, client.version, client.excluded, client.pool) is not None
+    def reserve(self, group: Group, client: Wanted) -> Worker | None:
+        """A slot that is free at once, for a client that is on its way. Nobody in line is passed: it would have had it."""
+        return self._take(group, client)
 
     def leave(self, group: Group, client: Ticket) -> bool:
         """It does not wait any more; whether it did."""
@@ -204,7 +221,7 @@ class Slots:
             else:
                 return
 
-    def _take(self, group: Group, client: Ticket) -> Worker | None:
+    def _take(self, group: Group, client: Wanted) -> Worker | None:
         worker = choose(group.ready, client.version, client.excluded, client.pool)
         if worker is not None:
             worker.in_use += 1

@@ -133,10 +133,12 @@ class Splice:
         gone: Callable[[], None] = lambda: None,
         *,
         websocket: bool = True,
+        far: str = "the worker",
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         self.limits, self.is_websocket = limits, websocket
+        self._far = far  # what the other end is called when it breaks off
         self._over, self._gone = over, gone
         self.began = self.time()
         self.end: End | None = None
@@ -316,7 +318,7 @@ class Splice:
 
     def _break_off(self, _: Side) -> None:
         if self.end is None:
-            self.finish("worker", "ostler: the worker closed the connection without a close frame", 1011)
+            self.finish("worker", f"ostler: {self._far} closed the connection without a close frame", 1011)
 
     def finish(self, reason: str, text: str, code: int, *, tell: bool = True) -> None:
         """End it now. `tell`: with a close frame for the client, where one can be written."""

@@ -1,0 +1,285 @@
+"""Sessions of clients that came to a node without a free slot: another node is asked for one, and the client is relayed there.
+
+The other node's plane relays it to the worker, writes its row and keeps its limits; this one passes bytes. What came through a node
+is never passed on again. A client waits in its own node's line, and is tried elsewhere when another node has a free slot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import secrets
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import parse_qs, quote, unquote, urlencode
+
+from ostler.plane.access import BY
+from ostler.plane.ask import BadUpstream, ask
+from ostler.plane.forwarding import address
+from ostler.plane.plan import LATER, Plan, Refuse, Relay, Reply, Serve
+from ostler.plane.relay import LEASE, switching
+from ostler.plane.request import Request
+from ostler.plane.upstream import Head, Link, Upstream
+from ostler.sessions.selection import Worker, matches
+from ostler.sessions.splice import Limits, Splice
+
+if TYPE_CHECKING:
+    from ostler.plane.session import Session
+    from ostler.plane.sessions import Sessions
+
+log = logging.getLogger("ostler.plane")
+
+INNER = "/api/v1/inner/sessions/"
+_PATIENCE = 2.0  # seconds that a node gets to say whether it has a slot
+_KEPT = 3.0  # seconds for which a slot is kept for the client that is on its way
+_AVOIDED = 3.0  # seconds for which a node that could not be reached is not asked
+_HANDSHAKE = 30.0  # seconds that another node gets to connect the client
+
+
+class _Asked(NamedTuple):
+    """For whom another node asks: a ticket that never waits."""
+
+    owner: str
+    version: str | None
+    pool: str | None
+    excluded: frozenset[Any] = frozenset()
+
+
+class SessionForwarding:
+    """The plane's part for other nodes: asks them, and answers them."""
+
+    def __init__(self, sessions: Sessions) -> None:
+        self._sessions = sessions
+        self._own, self._secret = "", ""
+        self._peers: dict[str, dict[str, dict[str, Any]]] = {}  # by node and public name
+        self._upstreams: dict[str, Upstream] = {}
+        self._avoided: dict[str, float] = {}
+        self._kept: dict[str, tuple[Worker, str, asyncio.TimerHandle]] = {}
+        self._trying: dict[Session, asyncio.Task[None]] = {}
+        self._away: dict[Splice, None] = {}
+
+    def told(self, told: dict[str, Any]) -> None:
+        """What the other nodes have."""
+        self._own, self._secret = told["own"], told["secret"]
+        self._peers = {node: peer["pools"] for node, peer in told["peers"].items()}
+        addresses = {node: address(peer["url"]) for node, peer in told["peers"].items()}
+        for node in [n for n, u in self._upstreams.items() if u.path != addresses.get(n)]:
+            self._upstreams.pop(node).close()
+        for node, where in addresses.items():
+            if where is not None and node not in self._upstreams:
+                self._upstreams[node] = Upstream(where)
+        for group in self._sessions.slots.groups.values():
+            for session in group.line.order(self._sessions.slots.live):
+                self.look_for(session)  # type: ignore[arg-type]
+
+    def versions(self, name: str) -> set[str]:
+        """That other nodes serve."""
+        return {v for pools in self._peers.values() for v in (pools.get(name) or {}).get("versions") or ()}
+
+    def end_all(self) -> None:
+        for splice in [*self._away]:
+            splice.finish("shutdown", "ostler: the node is shutting down", 1001)
+
+    # ---- asking others
+
+    def _ways(self, session: Session) -> list[str]:
+        """Nodes that may have a slot for it, the one with the most first."""
+        if not self._upstreams or session.wish.caller.via is not None:
+            return []
+        now, found = self._sessions.time(), []
+        for node, pools in self._peers.items():
+            pool = pools.get(session.group.name)
+            if not pool or pool["free"] <= 0 or node not in self._upstreams or self._avoided.get(node, 0.0) > now:
+                continue
+            served = pool.get("versions")
+            if session.version is None or not served or any(matches(session.version, own) for own in served):
+                found.append((-pool["free"], node))
+        return [node for _, node in sorted(found)]
+
+    def or_else(self, session: Session, stay: Callable[[], Plan]) -> Plan:
+        """A slot elsewhere for one that cannot wait here; `stay` says what is done where there is none."""
+        ways = self._ways(session)
+        if not ways:
+            return stay()
+
+        async def tried(_: Request) -> Plan:
+            try:
+                found = await self._first(session, ways)
+            except asyncio.CancelledError:  # its client has gone
+                self._sessions.forget(session)
+                raise
+            return stay() if found is None else self._pass_on(session, *found, stay)
+
+        return Serve(tried)
+
+    def look_for(self, session: Session) -> None:
+        """It waits in line here: try it where somebody else has a free slot."""
+        if session not in self._trying and (ways := self._ways(session)):
+            task = asyncio.get_running_loop().create_task(self._try(session, ways))
+            self._trying[session] = task
+            task.add_done_callback(lambda _: self._trying.pop(session, None))
+
+    async def _try(self, session: Session, ways: list[str]) -> None:
+        found = await self._first(session, ways)
+        # It may have got a slot here meanwhile, or have left; then the other one's is free again in a moment.
+        if found is not None and session.request is not None and self._sessions.slots.leave(session.group, session):
+            session.request.gone = None
+            session.request.go(self._pass_on(session, *found, session.ask))
+
+    async def _first(self, session: Session, ways: list[str]) -> tuple[str, str] | None:
+        """The first node that keeps a slot for it, and the slot's name there."""
+        wish = session.wish
+        asked = {"owner": session.owner, "pool": wish.pool or "", "version": session.version or ""}
+        for node in ways:
+            answer = await self._ask(node, session.group.name, asked)
+            if answer is not None:
+                if pool := self._peers.get(node, {}).get(session.group.name):
+                    pool["free"] -= 1  # until it says how many there are
+                return node, str(answer["lease"])
+        return None
+
+    def may_be_elsewhere(self, session: Session) -> bool:
+        """Whether another node may have kept the session that this client comes back to."""
+        if not self._upstreams or session.wish.caller.via is not None:
+            return False
+        return any(terms.get("sticky") for terms in session.group.pools.values())
+
+    async def to_holder(self, session: Session, stay: Callable[[], Plan]) -> Plan:
+        """Back to the node that has kept its session; `stay` where none has."""
+        asked = {"owner": session.owner, "key": session.wish.key or ""}
+        nodes = [*self._upstreams]
+        try:
+            answers = await asyncio.gather(*(self._ask(node, session.group.name, asked) for node in nodes))
+        except asyncio.CancelledError:  # its client has gone
+            self._sessions.forget(session)
+            raise
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                return self._pass_on(session, node, "", stay)
+        return stay()
+
+    async def _ask(self, node: str, name: str, asked: dict[str, str]) -> dict[str, Any] | None:
+        upstream = self._upstreams.get(node)
+        if upstream is None:
+            return None
+        path = f"{INNER}{quote(name, safe='')}?{urlencode(asked)}"
+        headers = {"authorization": f"Bearer {self._secret}", BY.decode(): self._own}
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                async with await ask(upstream, "GET", path, headers) as answer:
+                    if answer.status != 200:
+                        return None
+                    return dict(json.loads(await answer.read(10_000)))
+        except (BadUpstream, TimeoutError, ValueError, TypeError) as error:
+            self._avoid(node, f"it does not say whether it has a slot of {name}: {error}")
+            return None
+
+    def _avoid(self, node: str, why: str) -> None:
+        self._avoided[node] = self._sessions.time() + _AVOIDED
+        log.info("node %s is not asked for sessions for %g s: %s", node, _AVOIDED, why)
+
+    # ---- passing on
+
+    def _pass_on(self, session: Session, node: str, lease: str, stay: Callable[[], Plan]) -> Plan:
+        request, upstream = session.request, self._upstreams.get(node)
+        if request is None or upstream is None:
+            return stay()
+        session.state, request.upgrades = "away", True
+        clock = asyncio.get_running_loop().call_later(_HANDSHAKE, lambda: request.abandon(failed("it took too long")))
+
+        def failed(reason: str) -> Plan:
+            clock.cancel()
+            self._avoid(node, reason)
+            return stay() or LATER
+
+        def declined(_: Request, head: Head) -> Plan:
+            return failed(f"it answered {head.status}") if head.status in (429, 503) else None
+
+        def ended(_: Request, how: str) -> None:
+            if how != "late":
+                clock.cancel()
+                self._sessions.forget(session)
+
+        def switched(request: Request, head: Head, link: Link, rest: bytes) -> None:
+            clock.cancel()
+            self._join(session, node, request, switching(head), link, rest)
+
+        return Relay(
+            upstream,
+            session.wish.passed_on(request, self._secret, self._own, lease),
+            failed=lambda _, reason, __: failed(reason),
+            ended=ended,
+            switched=switched,
+            declined=declined,
+        )
+
+    def _join(self, session: Session, node: str, request: Request, head: bytes, link: Link, rest: bytes) -> None:
+        """The other node's plane keeps the limits and pings the client: this one passes bytes."""
+        sessions = self._sessions
+
+        def over(splice: Splice) -> None:
+            del self._away[splice]
+            sessions.slots.forget(session.owner)
+
+        session.request = None
+        client, after = request.hand_over()
+        is_websocket, far = request.protocol == b"websocket", f"node {node}"
+        splice = Splice(
+            client.transport, link.hand_over(), Limits(), over, client.gone, websocket=is_websocket, far=far
+        )
+        self._away[splice] = None
+        sessions.forget(session)
+        sessions.slots.count(session.owner)
+        client.write(head)
+        splice.start(to_client=rest, to_worker=after)
+
+    # ---- answering others
+
+    def route(self, request: Request) -> Plan:
+        """Another node asks: for a slot, which is kept for a moment, or whether a session with that key is here."""
+        given = {name: values[0] for name, values in parse_qs(request.query.decode("latin-1")).items()}
+        slots, name = self._sessions.slots, unquote(request.path[len(INNER) :])
+        found = slots.group(name)
+        if found is None:
+            return Refuse(404, "UNKNOWN_POOL", f"this node has no pool {name[:80]!r}")
+        group, owner = found[0], given.get("owner", "")
+        if "key" in given:
+            if self._sessions.has_key(owner, group, given["key"]):
+                return _json({"lease": ""})
+            return Refuse(404, "NO_SESSION", "no session with that key waits here")
+        wanted = _Asked(owner, given.get("version"), given.get("pool"))
+        worker = slots.reserve(group, wanted)
+        if worker is None:
+            return Refuse(409, "NO_SLOT", f"{name[:80]!r} has no free slot here")
+        lease = secrets.token_hex(8)
+        clock = asyncio.get_running_loop().call_later(_KEPT, self._expire, lease)
+        self._kept[lease] = (worker, owner, clock)
+        return _json({"lease": lease})
+
+    def _expire(self, lease: str) -> None:
+        if (kept := self._kept.pop(lease, None)) is not None:
+            kept[2].cancel()
+            self._sessions.slots.undone(kept[0])
+            self._sessions.freed(kept[0], kept[1])
+
+    def kept(self, request: Request, session: Session) -> Worker | None:
+        """The slot that was kept for this client; it is the client's now."""
+        given = request.get(LEASE)
+        if given is None or session.wish.caller.via is None:
+            return None
+        lease = given.decode("latin-1")
+        kept = self._kept.get(lease)
+        if kept is None:
+            return None
+        worker, owner, clock = kept
+        if owner != session.owner or not worker.is_open or self._sessions.slots.of(worker) is not session.group:
+            self._expire(lease)
+            return None
+        del self._kept[lease]
+        clock.cancel()
+        return worker
+
+
+def _json(value: object) -> Reply:
+    return Reply(200, {"content-type": "application/json"}, json.dumps(value).encode())
