@@ -14,6 +14,7 @@ from ostler.errors import ConfigError, RegistryAway
 from ostler.sessions import redis_registry, redis_server
 from ostler.sessions.redis_registry import RedisRegistry
 from ostler.sessions.registry import WorkerKey
+from ostler.store.nodes import NodeRow
 from tests.sessions.registries import (
     WORKER,
     YES,
@@ -279,6 +280,20 @@ async def test_after_trouble_of_the_server_nobody_is_reaped_until_all_had_time_t
     assert await b.sweep() == []
     b._server.trouble_at = None
     assert len(await b.sweep()) == 1
+
+
+@on_a_loop
+async def test_a_node_that_starts_again_reaps_what_it_had_before_at_once(redis: RedisBackend) -> None:
+    """Its store says that the earlier node has ended; those of other stores are left alone."""
+    a, b = await redis.node("a"), await redis.node("b")
+    redis.store.nodes.register(NodeRow("a@1", "a", 60_000))
+    await a.announce(worker())
+    await b.announce(worker())
+    assert await a.turn([], [asks("x")]) == [YES]
+    redis.store.nodes.end("a@1")
+    again = await redis.node("again")
+    assert [one.node for one in await again.workers()] == ["b@1"]
+    assert await redis.history() == {"x": "node-lost"}
 
 
 @on_a_loop

@@ -39,10 +39,10 @@ from ostler.sessions.registry import (
     WorkerKey,
     tell_swept,
 )
-from ostler.store.identity import name_of
+from ostler.store.identity import LIVE, name_of
 from ostler.store.lanes import Lane
 from ostler.store.sessions import NODE_LOST
-from ostler.store.store import now_ms
+from ostler.store.store import Store, now_ms
 
 log = logging.getLogger("ostler.sessions")
 
@@ -95,6 +95,8 @@ class RedisRegistry:
         """Reach the server, in several attempts; raises ConfigError when none succeeds."""
         await self._server.reach(self._settings.registry_attempts, self._settings.registry_delay)
         self._patient_until = time.monotonic() + self._settings.registry_key_ttl
+        if ended := await self._lane.call(_ended_nodes, patience=self._server.patience):
+            await self._reap(-1, ended)  # what this node had in earlier lives need not wait for its keys to expire
         self._listener = asyncio.get_running_loop().create_task(self._listen(), name="registry's bell")
 
     async def stop(self) -> None:
@@ -297,8 +299,11 @@ class RedisRegistry:
             self._patient_until, (self._server.trouble_at or 0.0) + self._settings.registry_key_ttl
         ):
             return []
+        return await self._reap(self._settings.registry_key_ttl, [])
+
+    async def _reap(self, stale: float, dead: Sequence[str]) -> list[Swept]:
         found = []
-        for field, about, silent, texts in await self._server.ask("sweep", stale=self._settings.registry_key_ttl):
+        for field, about, silent, texts in await self._server.ask("sweep", stale=stale, dead=dead):
             rows = [_row(text) for text in texts]
             node, pool, *_ = json.loads(about) if about else ("unknown", field.partition(":")[0])
             reason, text = NODE_LOST
@@ -343,6 +348,10 @@ class RedisRegistry:
             except Exception:
                 log.exception("listening to the registry failed once; it goes on")
                 await asyncio.sleep(_LOOK)
+
+
+def _ended_nodes(store: Store) -> list[str]:
+    return [node["id"] for node in store.nodes.all() if node["status"] not in LIVE]
 
 
 def worker_id(node: str, worker: WorkerEntry | Registered) -> str:
