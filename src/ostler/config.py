@@ -511,6 +511,7 @@ def _convert(kind: str, value: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Refuse what cannot work, with the relation that is broken."""
+    _check_tokens(settings)
     for key in NODE_KEYS:
         value = getattr(settings, key)
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):  # noqa: PLR0124  NaN
@@ -549,6 +550,15 @@ def check(settings: Settings) -> None:
         )
     for name, pool in settings.pools.items():
         check_pool(settings, name, pool)
+
+
+def _check_tokens(settings: Settings) -> None:
+    """A secret says who comes: no two may have the same."""
+    known = {settings.token: "the node's token"} if settings.token else {}
+    for name, token in settings.tokens.items():
+        if other := known.get(token.secret):
+            raise ConfigError(f"[tokens.{name}]: {other} and {name} have the same secret; each needs its own")
+        known[token.secret] = name
 
 
 def check_pool(settings: Settings, name: str, pool: PoolSettings) -> None:
