@@ -77,6 +77,7 @@ def test_a_python_client_clicks_navigates_downloads_and_has_several_contexts(nod
         await page.click("button")
         assert await page.text_content("button") == "clicked"
         await page.click("text=next")
+        await page.wait_for_url("**/next")
         assert await page.title() == "the next page"
         assert (await page.screenshot())[1:4] == b"PNG"
         await page.goto(site)
@@ -124,6 +125,7 @@ def test_a_cdp_client_is_told_where_the_browser_is_and_drives_it(node: Node, sit
         page = await browser.new_page()
         await page.goto(site)
         await page.click("text=next")
+        await page.wait_for_url("**/next")
         assert await page.title() == "the next page"
         await browser.close()
 
@@ -145,7 +147,7 @@ def test_a_client_of_another_version_is_told_which_are_served(node: Node) -> Non
     [
         ("chromium", "browser", signal.SIGKILL, "the browser died"),
         ("chromium", "browser", signal.SIGSTOP, "did not answer"),
-        ("chromium", "worker", signal.SIGKILL, "SIGKILL"),
+        ("chromium", "worker", signal.SIGKILL, "the worker died"),
         ("chromium-dedicated", "browser", signal.SIGKILL, "the browser died"),
         ("chromium-dedicated", "browser", signal.SIGSTOP, "the browser hangs"),
         ("chromium-cdp", "browser", signal.SIGKILL, "the browser died (SIGKILL)"),

@@ -129,7 +129,13 @@ process.stdout.on('error', () => process.exit(1));
 process.on('unhandledRejection', () => {}); // a client or a browser that left in the middle of something
 for (const name of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(name, () => {}); // the worker decides
 readline.createInterface({ input: process.stdin }).on('line', obey).on('close', async () => {
-  await Promise.all([...browsers.values()].map((browser) => browser.server.kill().catch(() => {})));
+  const ends = [...browsers.values()].map((browser) => {
+    browser.dead = true;
+    browser.said = 'ostler: the worker died';
+    for (const socket of browser.sockets) tell(socket, browser.said);
+    return browser.server.kill().catch(() => {});
+  });
+  await Promise.all(ends);
   process.exit(0);
 });
 say({ event: 'up', version: require(process.argv[2] + '/package.json').version });
