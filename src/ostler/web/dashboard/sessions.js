@@ -215,7 +215,7 @@ function workerRow(first, errors) {
       served.update(w.lifetime ? Math.min(100, (100 * w.served) / w.lifetime) : null, `${count(w.served)} of ${count(w.lifetime)}`);
       text(sofar, count(w.served));
       text(cell.probe, w.probe_ms === null ? "" : span(w.probe_ms / 1000));
-      if (w.probe_ms !== null && w.probe_ms < 10) text(cell.probe, `${w.probe_ms.toFixed(1)} ms`);
+      if (w.probe_ms !== null && w.probe_ms < 10) text(cell.probe, w.probe_ms < 0.05 ? "<0.1 ms" : `${w.probe_ms.toFixed(1)} ms`);
       text(cell.memory, megabytes(w.mb));
       text(cell.age, since(w.started_at));
       attr(cell.age, "title", moment(w.started_at));
