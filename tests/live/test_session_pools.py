@@ -117,7 +117,7 @@ def test_many_sessions_ended_by_hand_are_one_incident() -> None:
             bus.send(ended(f"s{number}"))
         (one,) = told.last
         assert one.count == 200
-        assert one.text == "200 sessions of chromium were ended by operators, the last is s199 by user:0"
+        assert one.text == "200 sessions of chromium were ended by operators, the last one, session s199, by user:0"
 
     asyncio.run(main())
 

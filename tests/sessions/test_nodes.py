@@ -105,10 +105,21 @@ def test_a_client_that_waits_gets_the_slot_that_is_freed_on_the_other_node(pair:
         assert got == ["b"]
 
 
-def test_a_session_of_another_node_is_ended_from_here(pair: Pair) -> None:
+def test_a_session_of_another_node_is_seen_and_ended_from_here(pair: Pair) -> None:
     with session(pair.b, "where") as client:
         assert say(client, "where") == "b"
         one = id_of(client)
+        listed = until(
+            lambda: [s for s in pair.a.get("/api/v1/sessions?state=live")[1]["sessions"] if s["id"] == one],
+            "a to list it",
+        )
+        assert listed[0]["node"].startswith("b@") and listed[0]["worker"] == "worker:where:0"
+        assert pair.a.get(f"/api/v1/sessions/{one}")[1]["state"] == "live"
+        assert "watch it there" in pair.a.get(f"/api/v1/sessions/{one}/view")[1]["error"]["message"]
+        until(
+            lambda: [w["in_use"] for w in pair.a.get("/api/v1/capacity")[1]["elsewhere"] if w["name"] == "b"] == [1],
+            "a to know what b has",
+        )
         until(lambda: call(pair.a.url, "DELETE", f"/api/v1/sessions/{one}")[0] == 202, "a to know of it")
         code, text = closed(client)
         assert code == 1008 and "ended by" in text

@@ -36,7 +36,7 @@ def session(number: int, component: str, **more: Any) -> dict[str, Any]:
     dice = random.Random(number)
     pool = component.split(":")[1]
     return {
-        "id": f"s{number:03d}{dice.getrandbits(40):010x}", "pool": pool, "serves": pool, "component": component,
+        "id": f"{number:04x}{dice.getrandbits(64):016x}", "pool": pool, "serves": pool, "component": component,
         "owner": dice.choice(_OWNERS), "client": f"10.0.{dice.randrange(9)}.{dice.randrange(250)}:{40_000 + number}", "agent": _AGENT,
         "priority": 0, "started_at": now_ms() - int(dice.expovariate(1 / 90_000)) - 500, "waited_ms": dice.choice([0.4, 0.6, 850.0]),
         "bytes_in": dice.randrange(2_000, 900_000), "bytes_out": dice.randrange(9_000, 60_000_000), "idle": round(dice.random() * 20, 1),

@@ -102,7 +102,7 @@ def killed(event: SessionEnded, count: int) -> str:
     by = f" by {event.by}" if event.by else ""
     if count == 1:
         return f"session {event.session} of {event.pool} ({event.owner}) was ended{by}"
-    return f"{count} sessions of {event.pool} were ended by operators, the last is {event.session}{by}"
+    return f"{count} sessions of {event.pool} were ended by operators, the last one, session {event.session},{by}"
 
 
 def _sessions(number: int) -> str:

@@ -103,7 +103,7 @@ class Counted(BaseModel):
 
 
 class PoolCapacity(BaseModel):
-    """What serves one name. `free` slots can be had now; `line` has the first hundred that wait, `waiting` counts all."""
+    """What serves one name. `free` slots can be had now; `line` has the first of those who wait, `waiting` counts all."""
 
     name: str
     pools: list[str]
@@ -347,7 +347,7 @@ def _capacity(sessions: Sessions) -> list[dict[str, Any]]:
         workers = [{key: worker[key] for key in WorkerSlots.model_fields} for worker in state["workers"]]
         waiting = [
             {"owner": str(owner)[: _CUT["owner"]], "priority": priority, "waited": round(waited, 1)}
-            for owner, priority, waited in line["first"][:100]
+            for owner, priority, waited in line["first"]
         ]
         numbers = {key: counted.get(key, 0) for key in Counted.model_fields}
         paused = bool(state.get("paused"))

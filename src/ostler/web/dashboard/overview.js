@@ -277,10 +277,11 @@ function incidentLine(first) {
   };
 }
 
-/** Words with the workers and jobs in them as links; `node` is the one that said them. */
+/** Words with the workers, jobs and sessions in them as links; `node` is the one that said them. */
 export function linked(words, node = null) {
-  return words.split(/((?:[\w.@-]+\/)?worker:[\w.-]+:\d+|job \d+)/).map((part) => {
+  return words.split(/((?:[\w.@-]+\/)?worker:[\w.-]+:\d+|job \d+|session [0-9a-f]{20}\b)/).map((part) => {
     if (part.includes("worker:")) return h("a", { href: workerLink(node && !part.includes("/") ? `${node}/${part}` : part) }, part);
+    if (/^session [0-9a-f]{20}$/.test(part)) return h("a", { href: `#/sessions/${part.slice(8)}` }, part);
     if (/^job \d+$/.test(part)) return h("a", { href: `#/jobs/${part.slice(4)}` }, part);
     return part;
   });

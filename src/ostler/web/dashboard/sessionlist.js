@@ -42,10 +42,11 @@ export function endButton(session, errors, kind = "small danger") {
   return el;
 }
 
-/** A worker's name, with its node where there are several. */
-function workerOf(session) {
-  const name = several() ? `${session.node}/${session.worker}` : session.worker;
-  return h("a", { href: workerLink(name), class: "wraps" }, several() ? `${nodeLabel(session.node)}/${session.worker}` : session.worker);
+/** A worker's name, with its node where there are several. Nodes that share a registry alone know no more of each other's workers. */
+export function workerOf(session, own = session.node) {
+  if (several()) return h("a", { href: workerLink(`${session.node}/${session.worker}`), class: "wraps" }, `${nodeLabel(session.node)}/${session.worker}`);
+  if (session.node !== own) return h("span", { class: "wraps" }, `${nodeLabel(session.node)}/${session.worker}`);
+  return h("a", { href: workerLink(session.worker), class: "wraps" }, session.worker);
 }
 
 /** Filters for both lists, kept in the address. */
@@ -90,6 +91,7 @@ export function liveSessions(query) {
   const el = h("section", { class: "panel", "aria-label": "Live sessions" }, h("div", { class: "row between wrap" }, h("h2", {}, "Live sessions ", total), by.el), errors.el, table, note, h("div", { class: "row" }, all));
   let shown = FIRST;
   let sessions = [];
+  let own = null;
   let beyond = 0;
   let read = Date.now();
   all.onclick = () => {
@@ -101,7 +103,7 @@ export function liveSessions(query) {
     by.draw();
     const fitting = sessions.filter(by.fits);
     const older = (Date.now() - read) / 1000;
-    keyed(body, fitting.slice(0, shown).map((s) => ({ ...s, idle: s.idle === null ? null : s.idle + older })), (s) => s.id, (s) => liveRow(s, errors, by));
+    keyed(body, fitting.slice(0, shown).map((s) => ({ ...s, own, idle: s.idle === null ? null : s.idle + older })), (s) => s.id, (s) => liveRow(s, errors, by));
     table.hidden = !fitting.length;
     text(total, fitting.length ? `${count(fitting.length)}${beyond ? " of more" : ""}` : "");
     const hidden = fitting.length - shown;
@@ -111,8 +113,8 @@ export function liveSessions(query) {
   }
   return {
     el,
-    update(found, more) {
-      [sessions, beyond, read] = [found, more, Date.now()];
+    update(found, node, more) {
+      [sessions, own, beyond, read] = [found, node, more, Date.now()];
       draw();
     },
     tick: draw,
@@ -131,7 +133,7 @@ function liveRow(first, errors, by) {
   return {
     el: h("tr", { id: `session-${first.id}` }, h("th", { scope: "row", class: "id" }, h("a", { href: sessionLink(first.id) }, h("code", {}, first.id)), key), h("td", {}, status), h("td", { class: "who" }, owner),
       h("td", { class: "spare who" }, h("span", { class: "cut block", title: [first.client, first.agent].filter(Boolean).join("\n") }, first.client ?? ""), h("span", { class: "muted small-print cut block" }, first.agent ?? "")),
-      h("td", {}, workerOf(first)), cell.age, cell.idle, cell.in, cell.out, h("td", { class: "act verbs" }, watch, end)),
+      h("td", {}, workerOf(first, first.own)), cell.age, cell.idle, cell.in, cell.out, h("td", { class: "act verbs" }, watch, end)),
     update(s) {
       setPill(status, s.state);
       text(cell.age, since(s.started_at));

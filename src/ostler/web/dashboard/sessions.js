@@ -26,6 +26,7 @@ export function page(id, query) {
   let closed = false;
   let looking = false;
   let again = false;
+  let own = null; // the node's id
   let capacity = [];
   let sessions = [];
   let read = Date.now();
@@ -43,11 +44,12 @@ export function page(id, query) {
       if (one) await one.load();
       else {
         const [room, found] = await Promise.all([get("/capacity"), get(`/sessions?state=live&limit=${MOST}`), ended.look()]);
+        own = room.node;
         [capacity, sessions, read] = [room.pools.map((p) => ({ ...p, node: room.node })), found.sessions, Date.now()];
         none.hidden = capacity.length > 0;
         others.update(room.elsewhere);
         draw();
-        live.update(sessions, found.next ? Math.max(0, found.live - sessions.length) || 1 : 0);
+        live.update(sessions, own, found.next ? Math.max(0, found.live - sessions.length) || 1 : 0);
       }
       errors.clear();
     } catch (error) {
@@ -61,7 +63,7 @@ export function page(id, query) {
   }
 
   function draw() {
-    const held = Map.groupBy(sessions, (s) => s.worker);
+    const held = Map.groupBy(sessions.filter((s) => s.node === own), (s) => s.worker);
     keyed(pools, capacity.map((p) => ({ ...newest(p), held, read })), (p) => p.name, pool);
   }
   load();
@@ -215,7 +217,7 @@ function workerRow(first, errors) {
       served.update(w.lifetime ? Math.min(100, (100 * w.served) / w.lifetime) : null, `${count(w.served)} of ${count(w.lifetime)}`);
       text(sofar, count(w.served));
       text(cell.probe, w.probe_ms === null ? "" : span(w.probe_ms / 1000));
-      if (w.probe_ms !== null && w.probe_ms < 10) text(cell.probe, `${w.probe_ms.toFixed(1)} ms`);
+      if (w.probe_ms !== null && w.probe_ms < 10) text(cell.probe, w.probe_ms < 0.05 ? "<0.1 ms" : `${w.probe_ms.toFixed(1)} ms`);
       text(cell.memory, megabytes(w.mb));
       text(cell.age, since(w.started_at));
       attr(cell.age, "title", moment(w.started_at));
@@ -235,7 +237,8 @@ function farWorkers() {
     el,
     update(workers) {
       el.hidden = !workers.length;
-      text(free, `${count(workers.reduce((sum, w) => sum + w.free, 0))} slots free`);
+      const slotsFree = workers.reduce((sum, w) => sum + w.free, 0);
+      text(free, `${count(slotsFree)} ${slotsFree === 1 ? "slot" : "slots"} free`);
       keyed(body, workers, (w) => `${w.node} ${w.component}`, (first) => {
         const [status, cells, words] = [h("span", { class: "pill" }), h("div", { class: "slots", role: "img" }), h("span", { class: "muted small-print" })];
         const served = h("td", { "data-unit": "served" });

@@ -112,9 +112,10 @@ function row(first) {
       text(cell.crashes, w.restart_count);
       attr(cell.crashes, "class", w.restart_count ? "spare bad" : "spare");
       text(cell.end, w.last_exit ? `${w.last_exit.text} (${ago(w.last_exit.at)})` : "");
-      text(job, w.current_job ? `#${w.current_job} ${w.task}` : "");
-      attr(job, "href", w.current_job ? `#/jobs/${w.current_job}` : null);
-      job.hidden = !w.current_job;
+      const holds = w.item === "" && w.task; // a worker of sessions says how many it has
+      text(job, w.current_job ? `#${w.current_job} ${w.task}` : holds || "");
+      attr(job, "href", w.current_job ? `#/jobs/${w.current_job}` : "#/sessions");
+      job.hidden = !w.current_job && !holds;
       const known = state.jobs.get(w.current_job);
       progress.el.hidden = !w.current_job || known?.progress === null || !known;
       progress.update(known?.progress ?? null);
