@@ -32,7 +32,6 @@ _APPS = (
     "models_",
     "fd_",
 )  # variables of the apps that come with Ostler, and of descriptors that workers inherit
-_REGISTRIES = ("redis", "rediss", "unix", "valkey", "valkeys")
 _SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
 
 
@@ -228,7 +227,8 @@ class Settings:
         "Redis: a worker without a heartbeat for so long is gone; more than heartbeat_interval, less than the two below",
     )
     registry_command_ttl: float = _setting(
-        60.0, "Redis: for how long a command (`worker:cmd:…`) that an operator sets by hand should live"
+        60.0,
+        "Redis: how long a command (`worker:cmd:…`) lives; what it asks for does not expire once a node has seen it",
     )
     registry_sweep: float = _setting(
         300.0, "Redis: how often each node looks for workers that are gone, and reaps them"
@@ -511,6 +511,7 @@ def _convert(kind: str, value: Any) -> Any:
 
 def check(settings: Settings) -> None:
     """Refuse what cannot work, with the relation that is broken."""
+    _check_tokens(settings)
     for key in NODE_KEYS:
         value = getattr(settings, key)
         if isinstance(value, int | float) and not isinstance(value, bool) and (value < 0 or value != value):  # noqa: PLR0124  NaN
@@ -551,6 +552,15 @@ def check(settings: Settings) -> None:
         check_pool(settings, name, pool)
 
 
+def _check_tokens(settings: Settings) -> None:
+    """A secret says who comes: no two may have the same."""
+    known = {settings.token: "the node's token"} if settings.token else {}
+    for name, token in settings.tokens.items():
+        if other := known.get(token.secret):
+            raise ConfigError(f"[tokens.{name}]: {other} and {name} have the same secret; each needs its own")
+        known[token.secret] = name
+
+
 def check_pool(settings: Settings, name: str, pool: PoolSettings) -> None:
     """Refuse what a pool cannot have, wherever it was set."""
     pool_name(name)
@@ -570,11 +580,6 @@ def _check_stale(key: str, stale: float, beat: float) -> None:
 
 
 def _check_registry(settings: Settings) -> None:
-    scheme = settings.registry.partition("://")[0]
-    if scheme not in _REGISTRIES or "://" not in settings.registry:
-        raise ConfigError(
-            f"registry {scheme}://… is not supported; leave it out for the store, or use one of {', '.join(_REGISTRIES)}"
-        )
     if settings.registry_attempts < 1:
         raise ConfigError(f"registry_attempts must be at least 1, found {settings.registry_attempts}")
     beat, ttl = "heartbeat_interval", "registry_key_ttl"

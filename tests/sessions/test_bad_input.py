@@ -52,7 +52,7 @@ async def pour(writer: asyncio.StreamWriter, piece: bytes, size: int) -> int:
 def test_a_handshake_that_is_never_finished_costs_a_connection_and_then_nothing(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Entry, "head_patience", 0.3)
+    monkeypatch.setattr(Entry, "head_patience", 1.0)
 
     async def main() -> None:
         async with node.running():

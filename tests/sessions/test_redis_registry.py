@@ -11,9 +11,10 @@ import pytest
 
 from ostler import config
 from ostler.errors import ConfigError, RegistryAway
-from ostler.sessions import redis_registry
+from ostler.sessions import redis_registry, redis_server
 from ostler.sessions.redis_registry import RedisRegistry
 from ostler.sessions.registry import WorkerKey
+from ostler.store.nodes import NodeRow
 from tests.sessions.registries import (
     WORKER,
     YES,
@@ -54,7 +55,7 @@ async def test_the_keys_are_those_that_one_looks_for_with_redis_cli(redis: Redis
     assert look.hgetall("cluster:active_connections") == {FIELD: "1"}
     assert look.hgetall("cluster:lifetime_connections") == {FIELD: "2"}
     (row,) = look.hgetall(f"ostler:rows:{FIELD}").items()
-    assert row[0] == "y" and "token:ci" in json.loads(row[1])
+    assert row[0] == "y" and json.loads(row[1])["owner"] == "token:ci"
     look.expire(f"worker:{FIELD}", 5)
     await registry.beat([beat("y", status="draining", served=2)])
     assert look.ttl(f"worker:{FIELD}") > 5
@@ -227,7 +228,7 @@ async def test_a_server_that_hangs_is_given_up_and_what_it_did_then_is_undone(re
             await registry.turn([], [asks("doubtful")])
     finally:
         redis.server.resume()
-    registry._patience = 30.0
+    registry._server.patience = 30.0
     assert await registry.turn([], [asks("y"), asks("z")]) == [YES, no("full")]
     assert sorted(row["id"] for row in await registry.live()) == ["x", "y"]
 
@@ -277,8 +278,22 @@ async def test_after_trouble_of_the_server_nobody_is_reaped_until_all_had_time_t
     redis.server.start()
     await redis.die("a", a)
     assert await b.sweep() == []
-    b._patient_until = 0.0
+    b._server.trouble_at = None
     assert len(await b.sweep()) == 1
+
+
+@on_a_loop
+async def test_a_node_that_starts_again_reaps_what_it_had_before_at_once(redis: RedisBackend) -> None:
+    """Its store says that the earlier node has ended; those of other stores are left alone."""
+    a, b = await redis.node("a"), await redis.node("b")
+    redis.store.nodes.register(NodeRow("a@1", "a", 60_000))
+    await a.announce(worker())
+    await b.announce(worker())
+    assert await a.turn([], [asks("x")]) == [YES]
+    redis.store.nodes.end("a@1")
+    again = await redis.node("again")
+    assert [one.node for one in await again.workers()] == ["b@1"]
+    assert await redis.history() == {"x": "node-lost"}
 
 
 @on_a_loop
@@ -323,11 +338,18 @@ def test_without_the_package_the_error_says_what_to_install(monkeypatch: pytest.
 
     monkeypatch.setattr(builtins, "__import__", fake)
     with pytest.raises(ConfigError, match=r"pip install 'ostler\[redis\]'"):
-        redis_registry._client("redis://user:secret@host:6379/0")
+        redis_server.client("redis://user:secret@host:6379/0", 1.0)
+
+
+def test_an_address_that_is_none_of_redis_is_refused() -> None:
+    for url in ("http://user:secret@host", "nonsense"):
+        with pytest.raises(ConfigError, match="cannot be used: Redis URL must") as error:
+            redis_server.client(url, 1.0)
+        assert "secret" not in str(error.value)
 
 
 def test_a_password_is_never_shown() -> None:
-    assert redis_registry.shown("redis://me:secret@cache:6379/2") == "redis://cache:6379/2"
+    assert redis_server.shown("redis://me:secret@cache:6379/2") == "redis://cache:6379/2"
 
 
 @pytest.mark.parametrize(
@@ -338,15 +360,13 @@ def test_a_password_is_never_shown() -> None:
         ({"registry_command_ttl": 4.0}, "heartbeat_interval (5 s) must be less than registry_command_ttl (4 s)"),
         ({"registry_sweep": 30.0}, "registry_key_ttl (30 s) must be less than registry_sweep (30 s)"),
         ({"registry_attempts": 0}, "registry_attempts must be at least 1, found 0"),
-        ({"registry": "http://host"}, "registry http://… is not supported"),
     ],
 )  # fmt: skip
 def test_times_that_cannot_work_together_are_refused_with_both_numbers(given: dict, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         config.load({"registry": "redis://host", **given}, environ={})
     assert said in str(error.value)
-    if "registry" not in given:
-        config.load(given, environ={})  # without Redis they do not matter
+    config.load(given, environ={})  # without Redis they do not matter
 
 
 @on_a_loop

@@ -162,7 +162,7 @@ def test_nothing_is_passed_on_twice_and_only_nodes_may_ask(pair: Pair) -> None:
 
 
 def test_a_slot_that_is_kept_for_nobody_is_free_again(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostler.plane.session_forwarding._KEPT", 0.1)
+    monkeypatch.setattr("ostler.plane.session_forwarding._KEPT", 0.5)
 
     async def main() -> None:
         async with pair.running():

@@ -53,7 +53,7 @@ async def closed(client: ClientConnection) -> int:
 def test_every_refusal_says_what_and_what_to_do(node: FakeNode) -> None:
     async def main() -> None:
         async with node.running():
-            node.pool("echo", line=1, line_wait=0.2, versions=["1.63", "1.65"], product="Playwright")
+            node.pool("echo", line=1, line_wait=20.0, versions=["1.63", "1.65"], product="Playwright")
             await node.worker(slots=1, versions=["1.65"])
 
             status, error, _ = await refusal(node, "strange")
@@ -83,23 +83,24 @@ def test_every_refusal_says_what_and_what_to_do(node: FakeNode) -> None:
 
             client = await node.connect(user_agent_header="Playwright/1.65.0 (x64) node/20")
             began = asyncio.get_running_loop().time()
-            status, error, headers = await refusal(node)
-            assert (status, error["code"], error["position"], headers["retry-after"]) == (503, "LINE_TIMEOUT", 1, "1")
+            status, error, headers = await refusal(node, "echo?wait=0.2")
+            assert (status, error["code"], error["position"], headers["retry-after"]) == (503, "LINE_TIMEOUT", 1, "5")
             assert asyncio.get_running_loop().time() - began >= 0.19
-            status, error, _ = await refusal(node, user_agent_header="Playwright/1.63.0")
+            status, error, _ = await refusal(node, "echo?wait=0.1", user_agent_header="Playwright/1.63.0")
             assert (status, error["code"]) == (503, "NO_WORKER")
 
-            waiting = asyncio.ensure_future(refusal(node))
+            _, waiting = await node.raw(handshake())
             await until(lambda: node.of("want")[-1][1] == 1, "one in line")
             status, error, headers = await refusal(node)
             assert (status, error["code"]) == (429, "LINE_FULL")
             assert int(headers["retry-after"]) >= 1
-            assert (await waiting)[0] == 503
+            waiting.close()
+            await until(lambda: node.of("want")[-1][1] == 0, "it to leave")
             status, error, _ = await refusal(node, "echo?wait=0")
             assert (status, error["code"]) == (503, "LINE_TIMEOUT")
             node.sessions.report()
             counts = node.of("facts")[-1][0]["counts"]["echo"]
-            assert (counts["admitted"], counts["refused"], counts["expired"]) == (1, 1, 4)
+            assert (counts["admitted"], counts["refused"], counts["expired"], counts["left"]) == (1, 1, 3, 1)
             await client.close()
 
     run(main())
@@ -205,8 +206,6 @@ def test_a_sticky_session_nobody_comes_back_to_ends_and_one_whose_worker_is_gone
 
 
 def test_a_redirect_leads_to_the_workers_door_with_a_ticket(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ostler.plane.session._UNUSED", 0.2)
-
     async def main() -> None:
         async with node.running():
             node.pool(redirect=True)
@@ -221,12 +220,12 @@ def test_a_redirect_leads_to_the_workers_door_with_a_ticket(node: FakeNode, monk
             id_ = headers["x-ostler-session"]
             assert node.of("admit")[0][3]["redirect"] is True
             node.tell("began", id_)
-            await asyncio.sleep(0.3)
-            assert node.in_use() == 1, "its ticket was used"
+            assert node.in_use() == 1
             node.tell("over", id_, "client", {"bytes_in": 5, "bytes_out": 7, "text": "", "code": 1000})
             (ended,) = node.of("ended")
             assert ended == [id_, "client", {"bytes_in": 5, "bytes_out": 7, "text": "", "code": 1000}]
             assert node.in_use() == 0
+            monkeypatch.setattr("ostler.plane.session._UNUSED", 0.05)
             await asked(node, "echo", upgrade)
             assert [reason for reason, _ in await node.ends(2)] == ["client", "unused"]
 

@@ -51,6 +51,7 @@ class Pools:
         self.bus = bus or Bus()
         self.sockets: dict[str, str] = {}
         self.elsewhere: list[str] = []
+        self.neighbours: Any = None
         self.killed: list[tuple[str, str]] = []
         self.paused = False
         self.workers = {

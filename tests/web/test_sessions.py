@@ -22,6 +22,7 @@ from fastapi import FastAPI
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
+from ostler.errors import StoreBusy
 from ostler.store import Store
 from ostler.store.sessions import SessionRow
 from ostler.web import errors, session_view, sessions
@@ -340,9 +341,8 @@ def row(session: str, began: int, ended: int | None, node: str = "far@1", **more
 class Alone:
     """The routes, on a store in this thread and made-up pools."""
 
-    def __init__(self, store: Store, pools: Pools | None, nodes: int = 1) -> None:
+    def __init__(self, store: Store, pools: Pools | None) -> None:
         self.store, self.pools = store, pools
-        self.poll = SimpleNamespace(nodes=nodes)
         self.supervisor = SimpleNamespace(member=SimpleNamespace(id="n@1"))
         self.metrics = SimpleNamespace(sessions=SimpleNamespace(sessions=None))
         self.sessions, self.reader = pools, self
@@ -362,16 +362,38 @@ class Alone:
         return asyncio.run(main())
 
 
+class Far:
+    """Another node on the registry."""
+
+    def __init__(self, *rows: SessionRow) -> None:
+        self.rows = rows
+        self.is_away = False
+
+    async def live(self) -> list[dict[str, Any]]:
+        if self.is_away:
+            raise StoreBusy("the registry is away")
+        return [row._asdict() for row in self.rows]
+
+    def workers(self) -> list[dict[str, Any]]:
+        return [{"node": "far@1", "name": "far", "url": "http://far:8356", "pool": "chromium", "serves": "chromium", "component": "worker:chromium:0", "generation": 1,
+                 "status": "available", "slots": 8, "in_use": 3, "free": 5, "served": 9, "lifetime": 50, "versions": ("1.65",)}]  # fmt: skip
+
+
 def test_sessions_of_other_nodes_are_listed_and_ended_through_the_registry(sqlite_store: Store) -> None:
-    sqlite_store.sessions.add(
-        [row("far-live", 5_000_000_000_000, None), row("own-stale", 1, None, "n@1"), row("far-over", 5, 6)]
-    )
+    sqlite_store.sessions.add([row("own-stale", 1, None, "n@1"), row("far-over", 5, 6)])
     pools = Pools()
-    scene = Alone(sqlite_store, pools, nodes=2)
+    pools.neighbours = Far(row("far-live", 5_000_000_000_000, None))
+    scene = Alone(sqlite_store, pools)
     found = scene.ask("GET", "/api/v1/sessions?limit=1000")[1]
     assert [s["id"] for s in found["sessions"]][0] == "far-live" and found["sessions"][-1]["id"] == "far-over"
     assert len(found["sessions"]) == 42 and found["live"] == 40  # what is stale in the store is not shown as live
     assert (found["sessions"][0]["node"], found["sessions"][0]["idle"]) == ("far@1", None)
+    assert scene.ask("GET", "/api/v1/sessions/far-live")[1]["state"] == "live"
+    (far,) = scene.ask("GET", "/api/v1/capacity")[1]["elsewhere"]
+    assert (far["name"], far["free"], far["versions"]) == ("far", 5, ["1.65"])
+    pools.neighbours.is_away = True
+    assert len(scene.ask("GET", "/api/v1/sessions?state=live&limit=1000")[1]["sessions"]) == 40
+    pools.neighbours.is_away = False
     pools.elsewhere.append("far-live")
     assert scene.ask("DELETE", "/api/v1/sessions/far-live") == (
         202,
@@ -393,7 +415,7 @@ def test_what_clients_say_of_themselves_is_cut(sqlite_store: Store) -> None:
 def test_an_app_without_sessions_answers_with_none(sqlite_store: Store) -> None:
     scene = Alone(sqlite_store, None)
     assert scene.ask("GET", "/api/v1/sessions") == (200, {"sessions": [], "next": None, "live": 0})
-    assert scene.ask("GET", "/api/v1/capacity") == (200, {"node": "n@1", "pools": []})
+    assert scene.ask("GET", "/api/v1/capacity") == (200, {"node": "n@1", "pools": [], "elsewhere": []})
     assert scene.ask("DELETE", "/api/v1/sessions/x")[0] == 404
 
 

@@ -149,16 +149,28 @@ def capacity(known: Settings, json_: bool) -> None:
             first = pool["line"][0]
             show.console().print(f"the first in line is {_cut(first['owner'])}, for {show.span(first['waited'])}")
         print()
+    if found["elsewhere"]:
+        print("on other nodes:")
+        show.table(("worker", "sessions", "state", "slots", ">in use", ">served"), map(_far, found["elsewhere"]), "")
+
+
+def _served(worker: dict[str, Any]) -> str:
+    return f"{worker['served']}/{worker['lifetime']}" if worker["lifetime"] else str(worker["served"])
+
+
+def _far(worker: dict[str, Any]) -> tuple[Any, ...]:
+    slots = show.cells(worker["in_use"], worker["slots"]), f"{worker['in_use']}/{worker['slots']}"
+    name = f"{worker['name']}/{worker['component']}"
+    return name, worker["serves"], show.state(worker["status"]), *slots, _served(worker)
 
 
 def _worker(worker: dict[str, Any]) -> tuple[Any, ...]:
-    served = f"{worker['served']}/{worker['lifetime']}" if worker["lifetime"] else str(worker["served"])
     return (
         worker["component"],
         show.state(worker["status"]),
         show.cells(worker["in_use"], worker["slots"]),
         f"{worker['in_use']}/{worker['slots']}",
-        served,
+        _served(worker),
         "" if worker["probe_ms"] is None else f"{worker['probe_ms']:.1f} ms",
         "" if worker["mb"] is None else f"{worker['mb']:.0f} MB",
         show.since(worker["started_at"]),

@@ -40,6 +40,7 @@ _COLOURS = {
     "running": "cyan",
     "streaming": "cyan",
     "leaving": "yellow",
+    "available": "green",
     "live": "cyan",
     "opening": "cyan",
     "detached": "yellow",

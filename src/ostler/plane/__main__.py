@@ -27,6 +27,7 @@ from ostler.plane.sessions import Sessions
 from ostler.plane.upstream import Upstream
 
 LISTEN = "LISTEN"  # the descriptor that the node passes
+_LAST = 1.0  # seconds that clients of sessions get to take their close frame when the plane must go
 NODE = "node.sock"  # the node's own server, in the run directory
 
 log = logging.getLogger("ostler.plane")
@@ -74,7 +75,8 @@ class Plane:
         """The first time: answer what was asked, then leave. From the second on: now."""
         if self._stop.is_set():
             self.sessions.end_all()
-            self.front.abort()
+            self.front.abort()  # sessions were told why, and have a moment to read it
+            self._loop.call_later(_LAST, lambda: self.front.abort(sessions=True))
         self.sessions.stop()
         self._stop.set()
         self.calls.known.set()

@@ -468,10 +468,10 @@ class Front:
         if self.clients:
             await self._empty.wait()
 
-    def abort(self) -> None:
-        """End all that is left, but for sessions: they are told why, and have a moment to read it."""
+    def abort(self, *, sessions: bool = False) -> None:
+        """End all that is left; `sessions`: those, too."""
         for client in [*self.clients]:
-            if not client.is_relayed:
+            if sessions or not client.is_relayed:
                 client.transport.abort()
 
     def left(self) -> None:

@@ -70,8 +70,12 @@ class SessionForwarding:
             if where is not None and node not in self._upstreams:
                 self._upstreams[node] = Upstream(where)
         for group in self._sessions.slots.groups.values():
-            for session in group.line.order(self._sessions.slots.live):
+            for session in group.line.order(self._sessions.slots.live)[: self._free(group.name)]:
                 self.look_for(session)  # type: ignore[arg-type]
+
+    def _free(self, name: str) -> int:
+        """Slots that other nodes have, as far as they said."""
+        return sum(max(0, pools[name]["free"]) for pools in self._peers.values() if name in pools)
 
     def versions(self, name: str) -> set[str]:
         """That other nodes serve."""
@@ -114,8 +118,11 @@ class SessionForwarding:
         return Serve(tried)
 
     def look_for(self, session: Session) -> None:
-        """It waits in line here: try it where somebody else has a free slot."""
-        if session not in self._trying and (ways := self._ways(session)):
+        """It waits in line here: try it where somebody else has a free slot, but no more clients than there are such slots."""
+        trying = sum(other.group is session.group for other in self._trying)
+        if session in self._trying or trying >= self._free(session.group.name):
+            return
+        if ways := self._ways(session):
             task = asyncio.get_running_loop().create_task(self._try(session, ways))
             self._trying[session] = task
             task.add_done_callback(lambda _: self._trying.pop(session, None))
@@ -186,10 +193,13 @@ class SessionForwarding:
         if request is None or upstream is None:
             return stay()
         session.state, request.upgrades = "away", True
+        slots = self._sessions.slots
+        slots.count(session.owner)  # until the other node has said no, or it is over there
         clock = asyncio.get_running_loop().call_later(_HANDSHAKE, lambda: request.abandon(failed("it took too long")))
 
         def failed(reason: str) -> Plan:
             clock.cancel()
+            slots.forget(session.owner)
             self._avoid(node, reason)
             return stay() or LATER
 
@@ -199,6 +209,7 @@ class SessionForwarding:
         def ended(_: Request, how: str) -> None:
             if how != "late":
                 clock.cancel()
+                slots.forget(session.owner)
                 self._sessions.forget(session)
 
         def switched(request: Request, head: Head, link: Link, rest: bytes) -> None:
@@ -230,7 +241,6 @@ class SessionForwarding:
         )
         self._away[splice] = None
         sessions.forget(session)
-        sessions.slots.count(session.owner)
         client.write(head)
         splice.start(to_client=rest, to_worker=after)
 

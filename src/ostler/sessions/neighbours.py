@@ -42,6 +42,15 @@ class Neighbours:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
+    async def live(self) -> list[dict[str, Any]]:
+        """Sessions of the other nodes, newest first, in the form of `store.sessions.list`."""
+        own = self._member.id
+        return [row for row in await self._pools.registry.live() if row["node"] != own]
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Session workers of the other nodes."""
+        return [{**worker._asdict(), "free": worker.free} for worker in self.elsewhere]
+
     def forget(self) -> None:
         """A new plane knows nothing yet."""
         self._told = None
@@ -93,5 +102,6 @@ class Neighbours:
             pool["free"] += worker.free
             pool["versions"] = sorted({*pool["versions"], *worker.versions})
         told = {"own": own, "secret": self._secret, "peers": peers}
-        if told != self._told and self._pools.say("peers", told):
+        # Again each time, though nothing changed: the plane takes what it has asked for off the figures.
+        if (peers or told != self._told) and self._pools.say("peers", told):
             self._told = told

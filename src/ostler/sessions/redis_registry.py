@@ -17,13 +17,11 @@ import logging
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
+from typing import Any
 
 from ostler.config import Settings
-from ostler.errors import ConfigError, RegistryAway
+from ostler.errors import RegistryAway
+from ostler.sessions.redis_server import AGAIN, RedisServer, errors
 from ostler.sessions.registry import (
     AVAILABLE,
     DRAIN,
@@ -41,20 +39,15 @@ from ostler.sessions.registry import (
     WorkerKey,
     tell_swept,
 )
-from ostler.store.identity import name_of
+from ostler.store.identity import LIVE, name_of
 from ostler.store.lanes import Lane
 from ostler.store.sessions import NODE_LOST
-from ostler.store.store import now_ms
-
-if TYPE_CHECKING:
-    from redis.asyncio import Redis
+from ostler.store.store import Store, now_ms
 
 log = logging.getLogger("ostler.sessions")
 
-SCRIPTS = ("turn", "restore", "beat", "leave", "list", "live", "sweep", "end", "want")
 _LISTED = 1000  # live sessions that are listed at most
 _LOOK = 1.0  # seconds between two looks for commands that somebody set by hand
-_AGAIN = 0.05  # seconds between two tries within a patience
 _TRIES = 5  # of a turn that finds the server without what it should have
 _STALE = "stale"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -83,7 +76,7 @@ class RedisRegistry:
         url: str | None = None,
         patience: float = PATIENCE,
     ) -> None:
-        self._settings, self._lane, self._node, self._url, self._patience = settings, lane, node, url, patience
+        self._settings, self._lane, self._node, self._url = settings, lane, node, url
         self.rung: Callable[[], None] = lambda: None
         self.sweep_every = settings.registry_sweep
         self._memory = Memory()
@@ -92,34 +85,18 @@ class RedisRegistry:
         self._numbers = itertools.count(1)
         self._order = asyncio.Lock()
         self._patient_until = 0.0
-        self._in_trouble = False
         self._listener: asyncio.Task[None] | None = None
-        self._redis = _client(settings.registry)
-        self._scripts = {name: self._redis.register_script(_script(name)) for name in SCRIPTS}
+        self._server = RedisServer(settings.registry, patience)
         self._ttl = int(settings.registry_key_ttl * 1000)
 
     # ---- start and stop
 
     async def start(self) -> None:
         """Reach the server, in several attempts; raises ConfigError when none succeeds."""
-        settings, said = self._settings, ""
-        for attempt in range(1, settings.registry_attempts + 1):
-            try:
-                async with asyncio.timeout(self._patience):
-                    await self._redis.ping()
-                break
-            except _errors() as error:
-                said = _words(error)
-                log.warning("the registry %s does not answer (attempt %d): %s", shown(settings.registry), attempt, said)
-                if attempt < settings.registry_attempts:
-                    await asyncio.sleep(settings.registry_delay)
-        else:
-            await self._redis.aclose()
-            raise ConfigError(
-                f"the registry {shown(settings.registry)} could not be reached in {settings.registry_attempts} attempts ({said}); "
-                "start the server, or correct `registry`"
-            )
-        self._patient_until = time.monotonic() + settings.registry_key_ttl
+        await self._server.reach(self._settings.registry_attempts, self._settings.registry_delay)
+        self._patient_until = time.monotonic() + self._settings.registry_key_ttl
+        if ended := await self._lane.call(_ended_nodes, patience=self._server.patience):
+            await self._reap(-1, ended)  # what this node had in earlier lives need not wait for its keys to expire
         self._listener = asyncio.get_running_loop().create_task(self._listen(), name="registry's bell")
 
     async def stop(self) -> None:
@@ -135,7 +112,7 @@ class RedisRegistry:
                 await self._tell_left()
         except RegistryAway as error:
             log.warning("%s; other nodes find out by the time to live of its keys", error)
-        await self._redis.aclose()
+        await self._server.close()
 
     # ---- this node's workers and sessions
 
@@ -159,7 +136,7 @@ class RedisRegistry:
             await self._tell_left()
             owns = dict(self._own)
             batch = [self._beat_of(key, own, moved) for key, own in owns.items()]
-            said = await self._ask("beat", workers=batch, ttl=self._ttl) if batch else []
+            said = await self._server.ask("beat", workers=batch, ttl=self._ttl) if batch else []
             words = dict(zip(owns, said, strict=True))
             for key, own in owns.items():
                 own.wanted = own.wanted if words[key] == _STALE else words[key]
@@ -180,15 +157,15 @@ class RedisRegistry:
 
     async def orders(self) -> list[str]:
         key = f"ostler:orders:{self._node()}"
-        asked = [str(one) for one in await self._insist(lambda: self._redis.smembers(key))]
+        asked = [str(one) for one in await self._server.insist(lambda: self._server.redis.smembers(key))]
         if over := [one for one in asked if one not in self._memory.live]:
-            await self._insist(lambda: self._redis.srem(key, *over))
+            await self._server.insist(lambda: self._server.redis.srem(key, *over))
         return [one for one in asked if one in self._memory.live]
 
     async def secret(self, own: str) -> str:
         """The first node's that asks: nodes of one registry may have stores of their own."""
-        await self._insist(lambda: self._redis.set("ostler:secret", own, nx=True))
-        return str(await self._insist(lambda: self._redis.get("ostler:secret")) or own)
+        await self._server.insist(lambda: self._server.redis.set("ostler:secret", own, nx=True))
+        return str(await self._server.insist(lambda: self._server.redis.get("ostler:secret")) or own)
 
     async def _turn(self, wanted: Sequence[Admission]) -> list[Verdict]:
         """Under the lock. Ends that are owed, then admissions; restored first, as often as the server turns out to have lost something."""
@@ -209,7 +186,7 @@ class RedisRegistry:
             return found
         else:
             raise RegistryAway(
-                f"the registry {shown(self._settings.registry)} loses what it is told: is it shared with others who delete keys?"
+                f"the registry {self._server.name} loses what it is told: is it shared with others who delete keys?"
             )
         self._memory.told([*self._memory.owed.values()])
         return [_verdict(self._refusal(about)) for about in wanted]
@@ -236,10 +213,10 @@ class RedisRegistry:
         known = [[one.field, one.turn, number, len(one.sessions), served[key]] for key, one in own.items()]
         ended = [[id_, own[key].field] for id_, key in ends]
         begun = {about.id: SessionRow.begun(self._node(), about, now_ms()) for about in asked}
-        rows = [[a.id, own[a.worker].field, own[a.worker].id, json.dumps(begun[a.id])] for a in asked]
+        rows = [[a.id, own[a.worker].field, own[a.worker].id, _text(begun[a.id])] for a in asked]
         for one in own.values():
             one.turn = ""  # until there is an answer
-        stale, verdicts = await self._ask("turn", known=known, ended=ended, asked=rows)
+        stale, verdicts = await self._server.ask("turn", known=known, ended=ended, asked=rows)
         if stale:
             return None
         for one in own.values():
@@ -261,7 +238,7 @@ class RedisRegistry:
         batch = [self._whole(key, number, live[key]) for key in keys]
         for one in own.values():
             one.turn = ""
-        said = await self._ask("restore", workers=batch, ttl=self._ttl)
+        said = await self._server.ask("restore", workers=batch, ttl=self._ttl)
         for (key, one), (wanted, served) in zip(own.items(), said, strict=True):
             one.turn, one.sessions, one.wanted = number, set(live[key]), wanted
             self._memory.counted(key, int(served))
@@ -285,19 +262,19 @@ class RedisRegistry:
             "startedAt": own.started_at,
             "turn": number,
         }
-        rows = [text for row in live.values() for text in (row.id, json.dumps(row))]
+        rows = [text for row in live.values() for text in (row.id, _text(row))]
         about = json.dumps([node, entry.pool, entry.component, entry.generation])
         pairs = [str(text) for pair in told.items() for text in pair]
         return [own.field, own.id, pairs, rows, entry.served, own.wanted, about]
 
     def _beat_of(self, key: WorkerKey, own: _Own, moved: dict[str, SessionRow]) -> list[Any]:
         entry = self._memory.workers[key]
-        rows = [text for id_ in own.sessions & moved.keys() for text in (id_, json.dumps(moved[id_]))]
+        rows = [text for id_ in own.sessions & moved.keys() for text in (id_, _text(moved[id_]))]
         return [own.field, own.id, own.turn, len(own.sessions), entry.served, entry.status, rows]
 
     async def _tell_left(self) -> None:
         if left := [*self._left.items()]:
-            await self._ask("leave", workers=left)
+            await self._server.ask("leave", workers=left)
             for field, _ in left:
                 self._left.pop(field, None)
 
@@ -309,20 +286,25 @@ class RedisRegistry:
     # ---- all nodes
 
     async def workers(self) -> list[Registered]:
-        found = [_registered(*one) for one in await self._ask("list")]
+        found = [_registered(*one) for one in await self._server.ask("list")]
         return sorted(found, key=lambda one: (one.node, one.component, one.generation))
 
     async def live(self) -> list[dict[str, Any]]:
-        rows = [SessionRow._make(json.loads(text)) for text in await self._ask("live", most=_LISTED)]
+        rows = [_row(text) for text in await self._server.ask("live", most=_LISTED)]
         return [row._asdict() for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True)]
 
     async def sweep(self) -> list[Swept]:
         """The reaper. After trouble of the server nobody is reaped for a while: others must have time to come back to it, too."""
-        if time.monotonic() < self._patient_until:
+        if time.monotonic() < max(
+            self._patient_until, (self._server.trouble_at or 0.0) + self._settings.registry_key_ttl
+        ):
             return []
+        return await self._reap(self._settings.registry_key_ttl, [])
+
+    async def _reap(self, stale: float, dead: Sequence[str]) -> list[Swept]:
         found = []
-        for field, about, silent, texts in await self._ask("sweep", stale=self._settings.registry_key_ttl):
-            rows = [SessionRow._make(json.loads(text)) for text in texts]
+        for field, about, silent, texts in await self._server.ask("sweep", stale=stale, dead=dead):
+            rows = [_row(text) for text in texts]
             node, pool, *_ = json.loads(about) if about else ("unknown", field.partition(":")[0])
             reason, text = NODE_LOST
             at = now_ms()
@@ -333,11 +315,19 @@ class RedisRegistry:
         return found
 
     async def end(self, session: str) -> bool:
-        return bool(await self._ask("end", session=session))
+        return bool(await self._server.ask("end", session=session))
 
     async def want(self, worker: Registered, state: str) -> bool:
         id_ = worker_id(worker.node, worker)
-        return bool(await self._ask("want", field=f"{_safe(worker.serves)}:{id_}", id=id_, wanted=state))
+        return bool(
+            await self._server.ask(
+                "want",
+                field=f"{_safe(worker.serves)}:{id_}",
+                id=id_,
+                wanted=state,
+                ttl=int(self._settings.registry_command_ttl * 1000),
+            )
+        )
 
     # ---- the server
 
@@ -345,50 +335,23 @@ class RedisRegistry:
         """Wait for the bell of this node, and look for commands that were set by hand in between."""
         while True:
             try:
-                async with asyncio.timeout(_LOOK + self._patience):
-                    rang = await self._redis.blpop([f"ostler:bell:{self._node()}"], timeout=_LOOK)
+                async with asyncio.timeout(_LOOK + self._server.patience):
+                    rang = await self._server.redis.blpop([f"ostler:bell:{self._node()}"], timeout=_LOOK)
                     keys = [f"worker:cmd:{own.id}" for own in self._own.values() if own.wanted != DRAIN]
-                    asked = bool(rang) or (bool(keys) and "shutdown" in await self._redis.mget(keys))
+                    asked = bool(rang) or (bool(keys) and "shutdown" in await self._server.redis.mget(keys))
                 if asked:
                     self.rung()
-                    await asyncio.sleep(_AGAIN)  # until it is obeyed it is found again
-            except _errors() as error:
-                self._is_away(error)
+                    await asyncio.sleep(AGAIN)  # until it is obeyed it is found again
+            except errors() as error:
+                self._server.is_away(error)
                 await asyncio.sleep(_LOOK)
             except Exception:
                 log.exception("listening to the registry failed once; it goes on")
                 await asyncio.sleep(_LOOK)
 
-    async def _ask(self, script: str, **given: Any) -> Any:
-        text = json.dumps(given)
-        return await self._insist(lambda: self._scripts[script](args=[text]))
 
-    async def _insist(self, ask: Callable[[], Any]) -> Any:
-        """Ask until there is an answer, for as long as patience lasts: a server that restarts is back in a moment."""
-        until = time.monotonic() + self._patience
-        while True:
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + max(0.0, until - time.monotonic())):
-                    answer = await ask()
-            except _errors() as error:
-                self._is_away(error)
-                if not _passes(error) or time.monotonic() + _AGAIN >= until:
-                    raise RegistryAway(
-                        f"the registry {shown(self._settings.registry)} does not answer ({_words(error)}); "
-                        "sessions that are open go on, new ones have to wait"
-                    ) from error
-                await asyncio.sleep(_AGAIN)
-            else:
-                if self._in_trouble:
-                    log.info("the registry %s answers again", shown(self._settings.registry))
-                    self._in_trouble = False
-                return answer
-
-    def _is_away(self, error: BaseException) -> None:
-        self._patient_until = time.monotonic() + self._settings.registry_key_ttl
-        if not self._in_trouble:
-            log.warning("the registry %s does not answer: %s", shown(self._settings.registry), _words(error))
-            self._in_trouble = True
+def _ended_nodes(store: Store) -> list[str]:
+    return [node["id"] for node in store.nodes.all() if node["status"] not in LIVE]
 
 
 def worker_id(node: str, worker: WorkerEntry | Registered) -> str:
@@ -398,12 +361,6 @@ def worker_id(node: str, worker: WorkerEntry | Registered) -> str:
     return _safe(f"{name}-{start[:6]}-{worker.pool}-{number}-{worker.generation}")
 
 
-def shown(url: str) -> str:
-    """The registry's URL without its password."""
-    parts = urlsplit(url)
-    return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
-
-
 def _safe(text: str) -> str:
     return _UNSAFE.sub("-", text)
 
@@ -411,6 +368,16 @@ def _safe(text: str) -> str:
 def _endpoint(url: str | None, entry: WorkerEntry) -> str:
     """Where clients connect: the node's relay, or, where the node has no address for others, the worker's own."""
     return f"ws{url.removeprefix('http')}/sessions/{entry.serves}" if url else entry.address
+
+
+def _text(row: SessionRow) -> str:
+    return json.dumps(row._asdict())
+
+
+def _row(text: str) -> SessionRow:
+    """A row that a node wrote, perhaps one of another version."""
+    told = json.loads(text)
+    return SessionRow(**{name: told.get(name) for name in SessionRow._fields})
 
 
 def _verdict(word: str) -> Verdict:
@@ -438,50 +405,3 @@ def _registered(flat: Sequence[str], in_use: int, served: str | None) -> Registe
         started_at=int(has["startedAt"]),
         beat_at=int(has["lastHeartbeat"]) * 1000,
     )
-
-
-@cache
-def _script(name: str) -> str:
-    folder = files("ostler.sessions") / "lua"
-    return "\n".join((folder / f"{part}.lua").read_text(encoding="utf-8") for part in ("common", name))
-
-
-def _client(url: str) -> Redis:
-    try:
-        from redis.asyncio import Redis  # noqa: PLC0415  an extra
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-    except ImportError as error:
-        raise ConfigError(f"registry = {shown(url)!r} needs the package redis: pip install 'ostler[redis]'") from error
-    known = url.replace("valkey", "redis", 1) if url.startswith("valkey") else url
-    try:
-        # Each command is harmless when it is repeated, so one that finds its connection dead is sent again on another.
-        return Redis.from_url(
-            known,
-            decode_responses=True,
-            socket_timeout=None,  # our own timeouts are enough; with this one the client swallows cancellations on Python 3.11
-            socket_connect_timeout=PATIENCE,
-            retry=Retry(NoBackoff(), 1),
-        )
-    except ValueError as error:
-        raise ConfigError(f"registry {shown(url)!r} cannot be used: {error}") from error
-
-
-@cache
-def _errors() -> tuple[type[BaseException], ...]:
-    from redis.exceptions import RedisError  # noqa: PLC0415  an extra
-
-    return (RedisError, OSError, TimeoutError)
-
-
-def _passes(error: BaseException) -> bool:
-    """Whether a later try may work: the server is away, loads its data, or has just become a replica."""
-    from redis.exceptions import AuthenticationError, ReadOnlyError, ResponseError  # noqa: PLC0415  an extra
-
-    if isinstance(error, AuthenticationError):
-        return False
-    return not isinstance(error, ResponseError) or isinstance(error, ReadOnlyError)
-
-
-def _words(error: BaseException) -> str:
-    return str(error) or "no answer in time"

@@ -25,10 +25,27 @@ REASONS = (
 )
 
 
+class Elsewhere(Protocol):
+    """What the other nodes of the registry have, at most a second old."""
+
+    async def live(self) -> list[dict[str, Any]]:
+        """Their sessions, newest first, in the form of `store.sessions.list`."""
+        ...
+
+    def workers(self) -> list[dict[str, Any]]:
+        """Their workers: node, name, url, pool, serves, component, status, slots, in_use, free, served, lifetime, versions."""
+        ...
+
+
 class Sessions(Protocol):
     """Session pools by the name that clients connect to, from the node's memory: the data plane tells it once a second. The shapes of
     what is returned are the models of web/sessions.py.
     """
+
+    @property
+    def neighbours(self) -> Elsewhere | None:
+        """None where this node is the only one."""
+        ...
 
     def capacity(self) -> dict[str, Any]:
         """name -> pools, slots, in_use, free, waiting, workers: each with component, generation, status, serves, slots, in_use, served,

@@ -148,7 +148,7 @@ class Splice:
         self._closer: Side | None = None  # whose close frame was the first
         self._closing = 0.0  # when that was
         self._pinged, self._pings = 0.0, 0
-        self._payload = b""
+        self._payload = secrets.token_bytes(_PING)
         self._full_since = 0.0
         self._clock: asyncio.TimerHandle | None = None
         self._leaving: asyncio.TimerHandle | None = None
@@ -186,7 +186,7 @@ class Splice:
         """Whether that is the client's answer to a ping of ours, and nothing else: the worker did not ask for it."""
         return (
             side is self.client
-            and self._pings > 0
+            and self._pinged > 0
             and len(data) == _PONG
             and data[0] == 0x80 | frames.PONG
             and frames.masked(data[6:], data[2:6]) == self._payload
@@ -255,7 +255,6 @@ class Splice:
     def _ping(self, now: float) -> float:
         if not self.may_write():
             return now + min(_LOOK_AGAIN, self.limits.ping)
-        self._payload = secrets.token_bytes(_PING)
         self._pinged, self._pings = now, self._pings + 1
         self.client.write(frames.ping(self._payload))
         return now + self.limits.ping

@@ -1,10 +1,11 @@
 """Sessions over HTTP: those under way and those that ended, ending one, what there is room for, and the live view.
 
-What is under way on this node is in its memory; what other nodes have, and what has ended, is in the store.
+What is under way on this node is in its memory; what other nodes have is in the registry, and what has ended is in the store.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
@@ -13,7 +14,7 @@ from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 from starlette.responses import Response, StreamingResponse
 
-from ostler.errors import BadArguments, Conflict, NotFound
+from ostler.errors import BadArguments, Conflict, NotFound, StoreBusy
 from ostler.sessions.shown import Sessions
 from ostler.store.store import Store
 from ostler.web.connections import PEER
@@ -22,7 +23,6 @@ from ostler.web.render import JSONResponse
 from ostler.web.session_view import Views
 
 _CURSOR = re.compile(r"(live/)?(\d{1,18})/([\x21-\x7e]{1,200})")
-_ELSEWHERE = 1000  # sessions of other nodes that are listed
 _CUT = {
     "owner": 200,
     "client": 100,
@@ -117,9 +117,28 @@ class PoolCapacity(BaseModel):
     counts: Counted
 
 
+class FarWorker(BaseModel):
+    """A worker of another node. A client that finds no free slot here is relayed there."""
+
+    node: str
+    name: str = Field(description="of the node")
+    url: str | None
+    pool: str
+    serves: str
+    component: str
+    status: str = Field(description="available or draining")
+    slots: int
+    in_use: int
+    free: int
+    served: int
+    lifetime: int
+    versions: list[str]
+
+
 class CapacityView(BaseModel):
     node: str
     pools: list[PoolCapacity]
+    elsewhere: list[FarWorker]
 
 
 class Ending(BaseModel):
@@ -160,8 +179,8 @@ def router(context: Context) -> APIRouter:
         before: Annotated[str | None, Query(max_length=250)] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> JSONResponse:
-        """Of all nodes that share the store. A session is in it from its admission on; its row is kept after its end (see
-        `sessions_retention` and `sessions_kept`).
+        """Live ones of all nodes that share the registry (at most 1000 of other nodes), ended ones of all that share the store. How
+        long their rows are kept is set by `sessions_retention` and `sessions_kept`.
         """
         wanted = _Wanted(state, pool, owner)
         found, following = await _page(context, wanted, None if before is None else _place(before), limit)
@@ -201,12 +220,14 @@ def router(context: Context) -> APIRouter:
             raise await _unseen(context, session)
         return await views.watch(context.sessions, session, socket)
 
-    @routes.get(
-        "/capacity", response_model=CapacityView, summary="Slots, workers and lines of this node's session pools"
-    )
+    @routes.get("/capacity", response_model=CapacityView, summary="Slots, workers and lines of session pools")
     async def capacity() -> JSONResponse:
-        pools = [] if context.sessions is None else _capacity(context.sessions)
-        return JSONResponse({"node": context.supervisor.member.id, "pools": pools})
+        """`pools` are of this node, from its memory; `elsewhere` are workers of other nodes, about a second old."""
+        sessions = context.sessions
+        found = [] if sessions is None else _capacity(sessions)
+        far = sessions.neighbours.workers() if sessions is not None and sessions.neighbours is not None else []
+        elsewhere = [{key: worker[key] for key in FarWorker.model_fields} for worker in far]
+        return JSONResponse({"node": context.supervisor.member.id, "pools": found, "elsewhere": elsewhere})
 
     return routes
 
@@ -258,15 +279,18 @@ def _own(context: Context) -> list[dict[str, Any]]:
     return [_shown({"node": node, **row}) for row in context.sessions.live()]
 
 
+async def _elsewhere(context: Context) -> list[dict[str, Any]]:
+    """Sessions under way on other nodes; none while the registry cannot be asked."""
+    neighbours = None if context.sessions is None else context.sessions.neighbours
+    if neighbours is None:
+        return []
+    with contextlib.suppress(StoreBusy):
+        return [_shown(row) for row in await neighbours.live()]
+    return []
+
+
 async def _live(context: Context, wanted: _Wanted) -> list[dict[str, Any]]:
-    """This node's from memory, those of other nodes from the store."""
-    found = [row for row in _own(context) if wanted.fits(row)]
-    if context.poll.nodes > 1:
-        own = context.supervisor.member.id
-        rows, _ = await context.reader.call(
-            lambda store: store.sessions.list(limit=_ELSEWHERE, state="live", pool=wanted.pool, owner=wanted.owner)
-        )
-        found += [_shown(row) for row in rows if row["node"] != own]
+    found = [row for row in _own(context) + await _elsewhere(context) if wanted.fits(row)]
     return sorted(found, key=lambda row: (row["started_at"], row["id"]), reverse=True)
 
 
@@ -276,9 +300,12 @@ async def _find(context: Context, session: str) -> dict[str, Any]:
         if row["id"] == session:
             return row
     known = await context.reader.call(lambda store: store.sessions.find(session))
-    if known is None:
-        raise NotFound(f"there is no session {session[:100]!r}; it may have been deleted since it ended")
-    return _shown(known)
+    if known is not None:
+        return _shown(known)
+    for row in await _elsewhere(context):  # it may be known to the registry alone
+        if row["id"] == session:
+            return row
+    raise NotFound(f"there is no session {session[:100]!r}; it may have been deleted since it ended")
 
 
 async def _unseen(context: Context, session: str) -> Exception:

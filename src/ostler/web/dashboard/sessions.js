@@ -16,11 +16,12 @@ export function page(id, query) {
   const errors = complaints();
   const none = h("p", { class: "panel muted", hidden: true }, "This node has no session pools. A session is one long-lived connection to a worker, such as a browser: declare a pool with @app.sessions.");
   const pools = h("div");
+  const others = farWorkers();
   const one = id ? oneSession(id) : null;
   const live = liveSessions(query);
   const ended = endedSessions(query);
   const heading = id ? h("h1", {}, h("a", { href: "#/sessions" }, "Sessions"), " / ", h("code", { class: "wraps" }, id)) : h("h1", {}, "Sessions");
-  const el = h("div", {}, heading, errors.el, none, one?.el, id ? null : pools, id ? null : [live.el, ended.el]);
+  const el = h("div", {}, heading, errors.el, none, one?.el, id ? null : [pools, others.el, live.el, ended.el]);
   let timer = 0;
   let closed = false;
   let looking = false;
@@ -44,6 +45,7 @@ export function page(id, query) {
         const [room, found] = await Promise.all([get("/capacity"), get(`/sessions?state=live&limit=${MOST}`), ended.look()]);
         [capacity, sessions, read] = [room.pools.map((p) => ({ ...p, node: room.node })), found.sessions, Date.now()];
         none.hidden = capacity.length > 0;
+        others.update(room.elsewhere);
         draw();
         live.update(sessions, found.next ? Math.max(0, found.live - sessions.length) || 1 : 0);
       }
@@ -219,6 +221,33 @@ function workerRow(first, errors) {
       attr(cell.age, "title", moment(w.started_at));
       drain.disabled = leaves(w) || w.status === "stopped";
       kill.disabled = !["starting", "healthy", "suspect", "draining", "stopping"].includes(w.status);
+    },
+  };
+}
+
+/** Workers of other nodes, where clients go that find no slot here. */
+function farWorkers() {
+  const body = h("tbody");
+  const free = h("span", { class: "muted" });
+  const el = h("section", { class: "panel", "aria-label": "On other nodes", hidden: true }, h("h2", {}, "On other nodes ", free),
+    h("div", { class: "scroll" }, h("table", { class: "cards slots-table" }, h("thead", {}, h("tr", {}, ["Worker", "State", "Slots", "Served", "Node"].map((t) => h("th", { scope: "col" }, t)))), body)));
+  return {
+    el,
+    update(workers) {
+      el.hidden = !workers.length;
+      text(free, `${count(workers.reduce((sum, w) => sum + w.free, 0))} slots free`);
+      keyed(body, workers, (w) => `${w.node} ${w.component}`, (first) => {
+        const [status, cells, words] = [h("span", { class: "pill" }), h("div", { class: "slots", role: "img" }), h("span", { class: "muted small-print" })];
+        const served = h("td", { "data-unit": "served" });
+        return {
+          el: h("tr", {}, h("th", { scope: "row" }, h("a", { href: workerLink(`${first.node}/${first.component}`) }, first.component)), h("td", {}, status), h("td", { class: "slot-cells" }, cells, words), served, h("td", {}, /^https?:/.test(first.url ?? "") ? h("a", { href: `${first.url}/#/sessions` }, first.name) : first.name)),
+          update(w) {
+            setPill(status, w.status);
+            slots(cells, words, { ...w, serves: w.status === "available", held: [] });
+            text(served, w.lifetime ? `${count(w.served)} of ${count(w.lifetime)}` : count(w.served));
+          },
+        };
+      });
     },
   };
 }

@@ -41,7 +41,7 @@ CREATE TABLE ostler.sessions (
   bytes_out  bigint NOT NULL,
   seen_at    bigint NOT NULL,
   wanted     text CHECK (wanted = 'end')                   -- somebody asked to end it
-);
+) WITH (fillfactor = 80);                                  -- each heartbeat writes to the live ones
 
 CREATE INDEX sessions_live ON ostler.sessions (node, component, generation) WHERE ended_at IS NULL;
 CREATE INDEX sessions_newest ON ostler.sessions (started_at, id);
