@@ -39,6 +39,13 @@ _SHADE = """async (picture) => {
   canvas.drawImage(image, 0, 0, 1, 1);
   return canvas.getImageData(0, 0, 1, 1).data[0] < 128 ? 'black' : 'white';
 }"""
+_WIDE = """
+from ostler import Ostler
+from ostler.apps.browsers.pools import browsers
+
+app = Ostler()
+browsers(app, "chromium", workers=3, slots=50, lifetime=0)
+"""
 _INDEX = b"""<!doctype html><title>index</title><button onclick="this.textContent = 'clicked'">click</button>
 <a href="/next">next</a> <a href="/file">file</a>"""
 
@@ -218,6 +225,25 @@ def test_a_client_in_mid_session_is_told_what_happened(
 
     _run(story)
     until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
+
+
+@pytest.mark.soak
+def test_a_hundred_and_fifty_sessions_are_held_at_once(make_node: Any, site: str, tmp_path: Path) -> None:
+    app = tmp_path / "grid.py"
+    app.write_text(_WIDE)
+    node = make_node(app=app)
+
+    async def story(playwright: Playwright) -> None:
+        pages = []
+        for _ in range(150):
+            pages.append(await (await _connect(playwright, node, "chromium")).new_page())
+            await pages[-1].goto(site)
+        assert len(node.get("/api/v1/sessions?state=live&limit=500")[1]["sessions"]) == 150
+        for _ in range(3):
+            assert await asyncio.gather(*(page.title() for page in pages)) == ["index"] * 150
+
+    _run(story, patience=400)
+    node.stop()
 
 
 @pytest.mark.parametrize("sessions", [16, pytest.param(200, marks=pytest.mark.soak)])
