@@ -32,7 +32,7 @@ LAYERS = [
     {"store"},
     {"envs"},
     {"private"},
-    {"config", "errors", "events", "loading", "names", "parts"},
+    {"config", "errors", "events", "loading", "names", "parts", "settings"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py", "calls/running.py", "sessions/worker.py"}
@@ -122,6 +122,8 @@ def test_every_setting_can_come_from_toml_environment_and_flags(tmp_path: Path) 
         value = values[str(field.type)]
         if name in ("store", "data", "name", "token", "host"):
             value = "localhost"
+        if name == "registry":
+            value = "redis://localhost"
         toml = tmp_path / "o.toml"
         text = {True: "true"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
         base = "".join(f"{n} = 1000\n" for n in ("stale_after", "node_lease") if n != name)
