@@ -376,7 +376,8 @@ class SessionPools:
         if serving.gone is not None:
             return
         self._bus.send(WorkerBroken(serving.worker.component, serving.spec.serves, what, text[:200], len(serving.live)))
-        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {text}")
+        said = f"the worker hangs: {text}" if what == "hung" else text
+        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {said}")
         self.say("down", *serving.key, *serving.gone)
         self.supervisor.kill(serving.worker, what)
 
