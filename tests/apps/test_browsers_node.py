@@ -24,6 +24,7 @@ from playwright.async_api import Error, Page, Playwright, async_playwright
 
 from ostler.apps.browsers import installed
 from ostler.lifecycle import family
+from tests.apps.browser_stand import adapted  # noqa: F401  a fixture
 from tests.harness import Node, call, until
 
 pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
@@ -73,7 +74,7 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(adapted: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     pools = "chromium=2,chromium-cdp=1,chromium-dedicated=1,chromium-sticky=1"
     made = Node(tmp_path_factory.mktemp("grid"), APP, OSTLER_BROWSERS_POOLS=POOLS, OSTLER_POOLS=pools)
     made.start()
