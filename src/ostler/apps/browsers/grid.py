@@ -63,7 +63,7 @@ class _Grid:
                 "the browser's sandbox is off (%sSANDBOX): open nothing but pages that you trust", PREFIX
             )
         if self.launch.driver is not None:
-            self._driver = Driver(self._place, self.launch.driver)
+            self._driver = Driver(self._place, self.launch.driver, self.launch.browser.store)
             await self._driver.start()
             self._driver.lost.add_done_callback(lambda lost: self._lost(lost.result()))
 
@@ -84,8 +84,6 @@ class _Grid:
             options: dict[str, Any] = {"headless": True, "args": args, "_sharedBrowser": launch.keeps}
             if browser.path:
                 options["executablePath"] = browser.path
-            elif browser.name == "chromium-full":
-                options["channel"] = "chromium"
             if browser.kind == "chromium":
                 options["chromiumSandbox"] = launch.given.sandbox
             return await self._driver.launch(name, browser.kind, options)
