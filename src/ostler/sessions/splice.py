@@ -23,7 +23,7 @@ from ostler.sessions import frames
 
 LINGER = 5.0  # seconds that a side gets to take what was written last and to close
 _HALF = 30.0  # seconds that a TCP client gets to end its own direction after the worker has
-_NEWS = 0.3  # seconds in which somebody may say why a worker broke off its connection
+_NEWS = 0.6  # seconds in which somebody may say why a worker broke off its connection
 _LOOK_AGAIN = 1.0
 _PING = 8  # bytes in our pings
 _PONG = 6 + _PING  # a client's answer is masked
