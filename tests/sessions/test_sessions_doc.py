@@ -58,7 +58,9 @@ def test_its_examples_declare_what_they_say() -> None:
 
 
 def test_its_links_lead_somewhere() -> None:
-    heads = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^## (.+)$", TEXT, re.MULTILINE)}
+    heads = {
+        re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^## (.+)$", TEXT, re.MULTILINE)
+    }
     for target in re.findall(r"\]\(([^)]+)\)", TEXT):
         page, _, part = target.partition("#")
         assert not page or (DOCS / page).exists(), target
