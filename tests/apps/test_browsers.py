@@ -22,6 +22,8 @@ from ostler.lifecycle import family
 from tests import users
 from tests.apps.browser_stand import Stand, running, serving, until, url
 
+place = users.place
+
 pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
 _RED, _BLUE = "data:text/html,<body style='background:red'>", "data:text/html,<body style='background:blue'>"
 _COLOUR = """async (picture) => {
@@ -171,6 +173,28 @@ def test_where_the_node_is_root_browser_and_driver_are_another_users_with_the_sa
             assert all(b"secret" not in Path(f"/proc/{pid}/environ").read_bytes() for pid in found)
 
     _run(story)
+
+
+_AS_ONESELF = """
+import asyncio, os
+from pathlib import Path
+from tests.apps.browser_stand import serving
+
+async def story():
+    async with serving("shared") as stand:
+        await stand.code.probe()
+        line = Path(f"/proc/{stand.code._browser.pid}/cmdline").read_bytes()
+        print(os.stat(f"/proc/{stand.code._browser.pid}").st_uid, b"--no-sandbox" in line)
+
+asyncio.run(story())
+"""
+
+
+@users.as_root
+def test_where_the_node_is_not_root_browsers_are_its_own_users_with_the_sandbox(place: Path) -> None:
+    place.chmod(0o777)
+    done = users.run(users.STRANGER, "-c", _AS_ONESELF, env={"TMPDIR": str(place)})
+    assert done.stdout.split() == [str(users.STRANGER), "False"], done.stderr
 
 
 def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_without_it(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import http.server
 import json
@@ -13,6 +14,7 @@ import signal
 import subprocess
 import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,13 +24,28 @@ from playwright.async_api import Error, Page, Playwright, async_playwright
 
 from ostler.apps.browsers import installed
 from ostler.lifecycle import family
-from tests.harness import Node, until
+from tests.harness import Node, call, until
 
 pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
 APP = "ostler.apps.browsers"
 POOLS = "chromium,chromium-cdp,chromium-dedicated,chromium-sticky"
 SCRIPT = Path(__file__).with_name("browser_client.js")
 PATIENCE = 60.0
+_SHADE = """async (picture) => {
+  const image = new Image();
+  image.src = 'data:image/jpeg;base64,' + picture;
+  await image.decode();
+  const canvas = new OffscreenCanvas(1, 1).getContext('2d');
+  canvas.drawImage(image, 0, 0, 1, 1);
+  return canvas.getImageData(0, 0, 1, 1).data[0] < 128 ? 'black' : 'white';
+}"""
+_WIDE = """
+from ostler import Ostler
+from ostler.apps.browsers.pools import browsers
+
+app = Ostler()
+browsers(app, "chromium", workers=3, slots=50, lifetime=0)
+"""
 _INDEX = b"""<!doctype html><title>index</title><button onclick="this.textContent = 'clicked'">click</button>
 <a href="/next">next</a> <a href="/file">file</a>"""
 
@@ -61,7 +78,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     made = Node(tmp_path_factory.mktemp("grid"), APP, OSTLER_BROWSERS_POOLS=POOLS, OSTLER_POOLS=pools)
     made.start()
     yield made
-    made.kill()
+    made.stop()  # in order: a killed node's directories would stay until its next start
 
 
 def address(node: Node, pool: str = "chromium") -> str:
@@ -132,6 +149,39 @@ def test_a_cdp_client_is_told_where_the_browser_is_and_drives_it(node: Node, sit
     _run(story)
 
 
+def test_a_client_comes_back_to_its_sticky_session(node: Node, site: str) -> None:
+    async def story(playwright: Playwright) -> None:
+        for found in ([], [f"{site}/next"]):
+            browser = await playwright.chromium.connect(f"{address(node, 'chromium-sticky')}?session=mine")
+            assert [page.url for context in browser.contexts for page in context.pages] == found
+            if not found:
+                await (await browser.new_page()).goto(f"{site}/next")
+            await browser.close()
+            await asyncio.to_thread(
+                until, lambda: _live(node, "chromium-sticky")[0]["state"] == "detached", "it to be seen"
+            )
+
+    _run(story)
+    call(node.url, "DELETE", f"/api/v1/sessions/{_live(node, 'chromium-sticky')[0]['id']}")
+    until(lambda: not _live(node, "chromium-sticky"), "it to end")
+
+
+def test_the_live_view_shows_the_sessions_own_page_also_in_a_shared_browser(node: Node) -> None:
+    async def story(playwright: Playwright) -> None:
+        shades = {}
+        for colour in ("black", "white", "black"):  # on two workers: at least two share a browser
+            before = {s["id"] for s in _live(node)}
+            page = await (await _connect(playwright, node, "chromium")).new_page()
+            await page.goto(f"data:text/html,<body style='background:{colour}'>")
+            shades.update(dict.fromkeys({s["id"] for s in _live(node)} - before, colour))
+        assert len(shades) == 3
+        for session, colour in shades.items():
+            picture = await asyncio.to_thread(_picture, node, session)
+            assert await page.evaluate(_SHADE, base64.b64encode(picture).decode()) == colour
+
+    _run(story)
+
+
 def test_a_client_of_another_version_is_told_which_are_served(node: Node) -> None:
     async def story(playwright: Playwright) -> None:
         with pytest.raises(Error, match=rf"409[\s\S]*{installed.driver().serves}"):
@@ -146,7 +196,7 @@ def test_a_client_of_another_version_is_told_which_are_served(node: Node) -> Non
     ("pool", "victim", "how", "text"),
     [
         ("chromium", "browser", signal.SIGKILL, "the browser died"),
-        ("chromium", "browser", signal.SIGSTOP, "did not answer"),
+        ("chromium", "browser", signal.SIGSTOP, "the worker hangs"),
         ("chromium", "worker", signal.SIGKILL, "the worker died"),
         ("chromium-dedicated", "browser", signal.SIGKILL, "the browser died"),
         ("chromium-dedicated", "browser", signal.SIGSTOP, "the browser hangs"),
@@ -175,6 +225,25 @@ def test_a_client_in_mid_session_is_told_what_happened(
 
     _run(story)
     until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
+
+
+@pytest.mark.soak
+def test_a_hundred_and_fifty_sessions_are_held_at_once(make_node: Any, site: str, tmp_path: Path) -> None:
+    app = tmp_path / "grid.py"
+    app.write_text(_WIDE)
+    node = make_node(app=app)
+
+    async def story(playwright: Playwright) -> None:
+        pages = []
+        for _ in range(150):
+            pages.append(await (await _connect(playwright, node, "chromium")).new_page())
+            await pages[-1].goto(site)
+        assert len(node.get("/api/v1/sessions?state=live&limit=500")[1]["sessions"]) == 150
+        for _ in range(3):
+            assert await asyncio.gather(*(page.title() for page in pages)) == ["index"] * 150
+
+    _run(story, patience=400)
+    node.stop()
 
 
 @pytest.mark.parametrize("sessions", [16, pytest.param(200, marks=pytest.mark.soak)])
@@ -224,18 +293,16 @@ def test_sessions_with_random_kills_leave_no_process_no_zombie_and_no_directory(
     assert not scratch.exists()
 
 
-def test_a_killed_node_leaves_no_browser_and_the_next_one_removes_its_directories(
-    make_node: Any, tmp_path: Path
+def test_a_killed_node_leaves_no_browser_and_no_directory(
+    make_node: Any,
 ) -> None:
-    node = make_node(app=APP, folder=tmp_path / "n", OSTLER_BROWSERS_POOLS="chromium", OSTLER_POOLS="chromium=1")
+    node = make_node(app=APP, OSTLER_BROWSERS_POOLS="chromium", OSTLER_POOLS="chromium=1")
     worker = _workers(node, "chromium")[0]
     mark, scratch = family.marks_of(worker)[family.VARIABLE].partition("/")[0], _scratch(node)
     node.process.kill()
     node.process.wait()
     until(lambda: not family.members(f"{mark}/"), "all of its family to end")
-    again = make_node(app=APP, folder=tmp_path / "n", OSTLER_BROWSERS_POOLS="chromium", OSTLER_POOLS="chromium=1")
-    until(lambda: len(os.listdir(scratch)) == 1, "the old directories to be removed")
-    assert _workers(again, "chromium") != [worker]
+    until(lambda: not scratch.exists(), f"{scratch} to be removed")
 
 
 def test_the_demo_shows_it_all_and_ends_by_itself(tmp_path: Path) -> None:
@@ -252,6 +319,21 @@ def test_the_demo_shows_it_all_and_ends_by_itself(tmp_path: Path) -> None:
     ):
         assert words in done.stdout, (words, done.stdout)
     assert len([*(tmp_path / "demo" / "screenshots").glob("*.png")]) == 13
+
+
+def _live(node: Node, pool: str = "chromium") -> list[dict[str, Any]]:
+    return list(node.get(f"/api/v1/sessions?state=live&pool={pool}")[1]["sessions"])
+
+
+def _picture(node: Node, session: str) -> bytes:
+    """The first frame of a live view."""
+    with urllib.request.urlopen(f"{node.url}/api/v1/sessions/{session}/view", timeout=PATIENCE) as stream:
+        while stream.readline().strip():  # the head of the first part
+            pass
+        picture = b""
+        while b"\r\n--ostler-frame" not in picture:
+            picture += stream.read1(65536)
+        return picture.partition(b"\r\n--ostler-frame")[0]
 
 
 def _parts(node: Node) -> list[int]:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 
 import pytest
 
-from ostler.sessions.registry import WorkerKey
+from ostler.sessions.registry import Verdict, WorkerKey
 from ostler.store import Store
 from ostler.store.nodes import NodeRow
 from ostler.store.sessions import Lost
@@ -306,6 +308,26 @@ def test_two_connections_never_admit_more_than_a_worker_has(store: Store, stored
     assert asyncio.run(main()) == 10
     assert value(store, "SELECT count(*) FROM sessions WHERE ended_at IS NULL") == 10
     assert value(store, "SELECT served FROM session_workers") == 10
+
+
+def test_an_admission_waits_for_one_that_is_not_committed_yet(store: Store, stored: StoreBackend, nodes) -> None:
+    node, _ = nodes
+    store.sessions.announce(node, [worker(slots=1)])
+    found: list[Verdict] = []
+
+    def ask() -> None:
+        with Store.open(stored.url, stored.folder, durable=False, busy_timeout=60.0) as mine:
+            found.extend(mine.sessions.turn(node, [], [asks("second")]))
+
+    waiting = threading.Thread(target=ask)
+    with pytest.MonkeyPatch.context() as patch, store.db.transaction():
+        patch.setattr(store.db, "transaction", contextlib.nullcontext)
+        assert store.sessions.turn(node, [], [asks("first")]) == [YES]
+        waiting.start()
+        waiting.join(0.3)  # time enough to overtake the first one, if it could
+        assert waiting.is_alive()
+    waiting.join(60)
+    assert found == [no("full")]
 
 
 def test_the_release_of_a_node_ends_its_sessions_and_a_node_that_stops_says_so(store: Store, nodes) -> None:

@@ -173,10 +173,11 @@ class _Story:
         raise SystemExit(1)
 
     def _browsers(self) -> list[int]:
-        """The browsers of all workers of the pool: those below a driver, without a type of their own."""
-        workers = {
-            w["pid"] for w in client.request(self._known, "GET", "/api/v1/workers")["workers"] if w["pool"] == POOL
-        }
+        """The browser of the session that is open: below a driver, without a type of its own."""
+        live = client.request(self._known, "GET", "/api/v1/sessions?state=live")["sessions"]
+        busy = {session["worker"] for session in live}
+        found = client.request(self._known, "GET", "/api/v1/workers")["workers"]
+        workers = {worker["pid"] for worker in found if worker["component"] in busy}
         parents = {seen.pid: seen.parent for seen in family.processes()}
         return [
             pid for pid, parent in parents.items() if parents.get(parent) in workers and b"--type=" not in _line(pid)

@@ -19,7 +19,7 @@ from ostler.sessions.splice import Limits, Splice
 _HEAD = 16_384  # bytes of a request's or an answer's head
 _PATIENCE = 5.0  # seconds for either
 TICKET = 10.0  # seconds for which a ticket is good
-_NOT_FOR_WORKERS = ("host:", "origin:", "authorization:", "cookie:")
+_NOT_FOR_WORKERS = ("host:", "origin:", "authorization:", "cookie:", "x-ostler-session:")
 
 
 class _Ticket(NamedTuple):
@@ -89,7 +89,11 @@ class Door:
         inner, outer = await self._dial(known.endpoint)
         path = joined(known.endpoint.path, parts.path, query)
         kept = [line for line in lines if line and not line.lower().startswith(_NOT_FOR_WORKERS)]
-        outer.write("\r\n".join([f"GET {path} HTTP/1.1", "host: localhost", *kept, "", ""]).encode("latin-1"))
+        outer.write(
+            "\r\n".join(
+                [f"GET {path} HTTP/1.1", "host: localhost", f"x-ostler-session: {known.session}", *kept, "", ""]
+            ).encode("latin-1")
+        )
         answer = await inner.readuntil(b"\r\n\r\n")
         writer.write(answer)
         if not answer.startswith(b"HTTP/1.1 101"):

@@ -7,6 +7,7 @@ opens each session itself, the worker has opened it. The frames are listed in do
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import secrets
 import time
@@ -59,7 +60,7 @@ class SessionPools:
         self._counts: dict[str, Counts] = {}
         self._ended: list[Ended] = []
         self._wanted: list[Live] = []
-        self._news = asyncio.Event()
+        self._news, self._hurry = asyncio.Event(), asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -376,7 +377,8 @@ class SessionPools:
         if serving.gone is not None:
             return
         self._bus.send(WorkerBroken(serving.worker.component, serving.spec.serves, what, text[:200], len(serving.live)))
-        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {text}")
+        said = f"the worker hangs: {text}" if what == "hung" else text
+        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {said}")
         self.say("down", *serving.key, *serving.gone)
         self.supervisor.kill(serving.worker, what)
 
@@ -459,12 +461,16 @@ class SessionPools:
 
     def look_soon(self) -> None:
         """Somebody may want something of this node."""
+        self._hurry.set()
         if self.neighbours is not None:
             self.neighbours.look_soon()
 
     async def _beats(self) -> None:
         while True:
-            await asyncio.sleep(self._every)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._every):
+                    await self._hurry.wait()
+            self._hurry.clear()
             try:
                 await self.beat_now()
             except OstlerError as error:
