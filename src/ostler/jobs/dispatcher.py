@@ -32,6 +32,7 @@ from ostler.jobs.seat import Durations, Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
 from ostler.lifecycle.membership import Membership
+from ostler.lifecycle.process import Ended
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Worker
@@ -351,6 +352,9 @@ class Dispatcher:
                     or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence)
                 ):
                     raise
+
+    def died(self, worker: Worker, ended: Ended) -> None:
+        """Its job goes back when nothing of the old run lives any more: see `gone`."""
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         """The worker died: the job that it was running bears it, those behind it go back as they were."""
