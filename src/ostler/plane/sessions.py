@@ -98,6 +98,8 @@ class Sessions:
             versions=tuple(told.get("versions") or ()),
             endpoint=told,
         )
+        if worker.key in self.slots.workers:  # told twice: the one that is known has the slots in use
+            return
         self._in_worker[worker.key] = {}
         self.slots.up(worker, self.time())
 
