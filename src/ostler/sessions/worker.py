@@ -12,7 +12,6 @@ import inspect
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -285,10 +284,6 @@ async def _reachable(endpoint: Endpoint) -> None:
         await asyncio.sleep(0.02)
 
 
-def _clean(scratch: Path) -> None:
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
 def main(argv: list[str]) -> int:
     """Load the app, start the code, say ready, serve. The channel is open before the app loads, so a slow import still beats."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -322,7 +317,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         return 1
     finally:
-        _clean(scratch)
+        family.remove(scratch)
     return 0
 
 
