@@ -117,10 +117,12 @@ class Child:
     async def _end(self) -> None:
         if self._door is not None:
             self._door.stop()
-        for task in [*self._tasks, *self._opening.values()]:
+        opening = [*self._opening.values()]
+        for task in [*self._tasks, *opening]:
             task.cancel()
         try:
             async with asyncio.timeout(_STOP):
+                await asyncio.gather(*opening, return_exceptions=True)
                 await asyncio.gather(*(self._closed(session) for session in [*self.sessions.values()]))
                 if hasattr(self._code, "stop"):
                     await _result(self._code.stop())
@@ -148,8 +150,8 @@ class Child:
                 if self._door is not None:
                     self._door.end(session, reason, text)
                 if (opening := self._opening.pop(session, None)) is not None:
-                    opening.cancel()
-                if (found := self.sessions.pop(session, None)) is not None:
+                    opening.cancel()  # it closes what it has opened
+                elif (found := self.sessions.pop(session, None)) is not None:
                     self._begin(self._closed(found), "close")
             case ["stop"]:
                 self.stop()
@@ -159,6 +161,8 @@ class Child:
         try:
             self.sessions[session] = found
             given = await _result(self._code.open(found)) if hasattr(self._code, "open") else None
+            if self._opening.get(session) is not asyncio.current_task():
+                raise asyncio.CancelledError  # over meanwhile, and the code took no notice
             endpoint = self._endpoint if given is None else Endpoint.of(given)
             if endpoint is None or not endpoint.address:
                 raise TypeError("open() named no endpoint, and the worker has none of its own")
