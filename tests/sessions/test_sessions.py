@@ -181,6 +181,17 @@ def test_a_pool_that_is_paused_takes_nobody_until_it_is_resumed(node: Node) -> N
     until(lambda: ask(node, "echo"), "it to serve again")
 
 
+def test_a_pause_of_all_counts_for_sessions_and_one_is_over_also_for_a_pool_whose_worker_has_gone_meanwhile(
+    node: Node,
+) -> None:
+    assert node.post("/api/v1/workers/pause")[0] == 200
+    assert refusal(node, "program", "?wait=0.2")[0] == 503
+    assert node.post("/api/v1/workers/worker:program:0/drain")[0] == 200
+    node.wait_status("worker:program:0", "stopped")
+    assert node.post("/api/v1/workers/resume")[0] == 200
+    until(lambda: ask(node, "program"), "it to serve again")
+
+
 # ---- recycling
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
-from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
+from ostler.events import Bus, PoolPaused, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
 from ostler.lifecycle.process import Ended as Exited
 from ostler.lifecycle.state import Status
@@ -69,6 +69,7 @@ class SessionPools:
         loop = asyncio.get_running_loop()
         await self.registry.start()
         self.registry.rung = self.look_soon
+        self._bus.listen(self._noticed)
         self._tasks = [
             loop.create_task(self._turns(), name="session turns"),
             loop.create_task(self._beats(), name="session beats"),
@@ -125,11 +126,14 @@ class SessionPools:
             self._send("sessions", *frame)
         return self._send is not None
 
+    def _noticed(self, event: object) -> None:
+        if isinstance(event, PoolPaused):  # also where a pool has no worker now that could be told
+            self.tell_pools()
+
     def tell_pools(self) -> None:
         pools = {}
         for name, spec in self.specs.items():
-            pool = self.supervisor.pools[name]
-            pools[name] = {**spec.terms(), "paused": pool.paused}
+            pools[name] = {**spec.terms(), "paused": self.supervisor.pauses.holds(name)}
         self.say("pools", pools)
 
     def _say_up(self, serving: Serving) -> None:
