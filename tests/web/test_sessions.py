@@ -19,7 +19,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from fastapi import FastAPI
-from websockets.exceptions import ConnectionClosed
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
 from ostler.cli import cli
@@ -156,8 +156,11 @@ def test_capacity_shows_slots_workers_and_who_waits(node: Node) -> None:
         got: list[str] = []
 
         def wait() -> None:
-            with joined(node) as (_, session):
-                got.append(session)
+            try:
+                with joined(node) as (_, session):
+                    got.append(session)
+            except InvalidStatus as error:
+                got.append(f"{error.response.status_code} {error.response.body!r}")
 
         third = threading.Thread(target=wait)
         third.start()
@@ -167,6 +170,7 @@ def test_capacity_shows_slots_workers_and_who_waits(node: Node) -> None:
         assert full["line"][0]["owner"].startswith("user:") and full["line"][0]["priority"] == 0
         assert node.get("/api/v1/health")[1]["sessions"]["seen"] == {"slots": 2, "in_use": 2, "free": 0, "waiting": 1}
     third.join(60)
+    assert re.fullmatch("[0-9a-f]{20}", got[0]), f"{got}\n{node.log()[-2000:]}"
     assert wait_ended(node, got[0])["waited_ms"] > 0
     until(lambda: pool_of(node, "seen")["counts"]["admitted"] >= 3, "what was admitted to be counted")
     wait_empty(node)
