@@ -98,6 +98,8 @@ class Sessions:
             versions=tuple(told.get("versions") or ()),
             endpoint=told,
         )
+        if worker.key in self.slots.workers:  # told twice: the one that is known has the slots in use
+            return
         self._in_worker[worker.key] = {}
         self.slots.up(worker, self.time())
 
@@ -200,7 +202,8 @@ class Sessions:
             message = f"the client has version {wish.version}, and {wish.name} serves {known}: install one of these"
             return refuse(409, "VERSION", message, served=sorted(served), found=wish.version)
         caller = wish.caller
-        if caller.sessions and self.slots.held(caller.owner) >= caller.sessions:
+        comes_back = wish.key is not None and self.has_key(caller.owner, group, wish.key)  # to what counts already
+        if caller.sessions and not comes_back and self.slots.held(caller.owner) >= caller.sessions:
             group.counts["refused"] += 1
             message = f"{caller.owner} may have {caller.sessions} sessions at once, and has them; end one first"
             return refuse(429, "TOO_MANY_SESSIONS", message, retry=5.0)
