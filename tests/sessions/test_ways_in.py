@@ -184,6 +184,38 @@ def test_a_sticky_session_waits_for_its_client(node: FakeNode) -> None:
     run(main())
 
 
+def test_a_client_may_be_back_before_its_last_connection_has_ended(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine")
+            again = asyncio.create_task(node.connect("echo?session=mine").__aenter__())
+            await asyncio.sleep(0)  # it asks while the other one is still there
+            await first.close()
+            back = await again
+            assert session_of(back) == session_of(first)
+            await back.close()
+
+    run(main())
+
+
+def test_nobody_comes_back_to_a_session_of_a_node_that_stops(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine")
+            await first.close()
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            node.tell("close", "worker:echo:0", 1)
+            assert {s.state for s in node.sessions.live.values()} == {"detached"}, "a worker that is replaced keeps it"
+            node.tell("close", "worker:echo:0", 1, True)
+            assert "shutdown" in dict(await node.ends(1))
+
+    run(main())
+
+
 def test_who_comes_back_to_its_session_needs_no_other(node: FakeNode) -> None:
     one = Token("one", "the-secret-of-one", [], 1, 0)
     node.friends, node.tokens = frozenset(), (one,)

@@ -422,7 +422,7 @@ class SessionPools:
         if serving is None or serving.draining_since is not None:
             return
         serving.closing, serving.draining_since = True, time.monotonic()
-        self.say("close", *serving.key)
+        self.say("close", *serving.key, self.supervisor.stopping)
         loop = asyncio.get_running_loop()
         serving.cutting = loop.call_later(serving.spec.options.drain, self._cut, serving)
         self._touched()
