@@ -167,7 +167,9 @@ async def _turns(node: Node, name: str, quick: bool) -> None:
     from tests.sessions.registries import RedisBackend, StoreBackend, asks, over, worker
 
     store, registry = node.env.get("OSTLER_STORE", "sqlite"), node.env.get("OSTLER_REGISTRY")
-    backend = StoreBackend(store, node.data) if registry is None else RedisBackend(SimpleNamespace(url=registry), node.data)
+    backend = (
+        StoreBackend(store, node.data) if registry is None else RedisBackend(SimpleNamespace(url=registry), node.data)
+    )
     own, found = await backend.node(), []
     await own.announce(worker(slots=50, lifetime=0))
     for number in range(150 if quick else 500):
