@@ -23,6 +23,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
 from ostler.errors import StoreBusy
+from ostler.sessions.views import Views
 from ostler.store import Store
 from ostler.store.sessions import SessionRow
 from ostler.web import errors, session_view, sessions
@@ -432,3 +433,46 @@ def test_a_node_has_so_many_viewers_at_once_and_a_dead_worker_is_told(
     monkeypatch.setattr(session_view, "_MOST", 0)
     status, answer = scene.ask("GET", path)
     assert (status, answer["error"]["code"]) == (429, "TOO_MANY_VIEWERS")
+
+
+def test_a_viewer_that_does_not_read_loses_its_place_to_one_that_wants_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_view, "_MOST", 1)
+
+    class Code:
+        async def view(self, session: Any) -> Any:
+            while True:
+                yield b"x" * 100_000
+
+    async def main() -> None:
+        pools, served = Pools(), Views(Code(), {"a": SimpleNamespace(id="a")}, str(tmp_path / "a.sock"))
+        pools.sockets["a"] = await served.start()
+        pools.sessions[0]["id"] = "a"
+        views, stuck = session_view.Views(), asyncio.Event()
+
+        async def send(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                stuck.set()
+                await asyncio.Event().wait()
+
+        async def receive() -> Any:
+            await asyncio.Event().wait()
+
+        first = await views.watch(pools, "a", pools.sockets["a"])
+        watching = asyncio.ensure_future(first({"type": "http"}, receive, send))
+        await stuck.wait()
+        assert (await views.watch(pools, "a", pools.sockets["a"])).status_code == 429
+        monkeypatch.setattr(session_view, "_STALLED", 0.0)
+        second = await views.watch(pools, "a", pools.sockets["a"])
+        assert second.status_code == 200
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
+        assert len(views._viewers) == 1  # the second's, who has not begun
+        second._gone()
+        assert not views._viewers
+        while served._viewers:  # their worker notices
+            await asyncio.sleep(0.01)
+        await served.stop()
+
+    asyncio.run(main())

@@ -178,7 +178,8 @@ class Sessions:
         """A request that asks for no session: where one is to be had, as Playwright and DevTools clients ask, or what it should be."""
         host = (request.get(b"host") or b"localhost").decode("latin-1")
         query = request.query.decode("latin-1")
-        url = f"ws://{host}{PATH}{name}" + (f"?{query}" if query else "")
+        scheme = "wss" if request.get(b"x-forwarded-proto") == b"https" else "ws"
+        url = f"{scheme}://{host}{PATH}{name}" + (f"?{query}" if query else "")
         if request.method in ("GET", "HEAD"):
             if rest.rstrip("/") == "json/version" and (cdp := self._cdp(group)) is not None:
                 return _json({**cdp, "webSocketDebuggerUrl": url})

@@ -26,7 +26,6 @@ _PASSED = (
     "DISPLAY",
     "OSTLER_FAMILY",
     "NODE_EXTRA_CA_CERTS",
-    "PLAYWRIGHT_BROWSERS_PATH",
 )
 _PASSED_ALL = ("LC_", "FONTCONFIG_", "SSL_CERT_")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
