@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ostler.errors import OstlerError
 from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
+from ostler.lifecycle.process import Ended as Exited
+from ostler.lifecycle.state import Status
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Left, Worker
 from ostler.sessions import figures
@@ -275,7 +277,7 @@ class SessionPools:
         self._bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
             self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
-        elif not serving.live:
+        elif serving.buried and not serving.live:
             self._unregister(serving)
         self._touched()
 
@@ -404,7 +406,7 @@ class SessionPools:
         if serving is None or serving.draining_since is not None:
             return
         serving.closing, serving.draining_since = True, time.monotonic()
-        self.say("close", *serving.key)
+        self.say("close", *serving.key, self.supervisor.stopping)
         loop = asyncio.get_running_loop()
         serving.cutting = loop.call_later(serving.spec.options.drain, self._cut, serving)
         self._touched()
@@ -417,6 +419,20 @@ class SessionPools:
             "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
         )
 
+    def is_dead(self, worker: Worker, ended: Exited) -> None:
+        """Its process has exited: its clients are told at once."""
+        serving = self.of(worker)
+        if serving is None or serving.gone is not None:
+            return
+        asked = worker.status is Status.STOPPING or worker.on_purpose
+        words = ends.words(worker.killing or ("signal" if ended.signal else "exit"), ended.code, ended.signal)
+        serving.gone = (
+            "shutdown" if asked else "worker-lost",
+            f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
+        )
+        serving.closing = True
+        self.say("down", *serving.key, *serving.gone)
+
     def is_gone(self, worker: Worker, end: Exit) -> Left:
         self.removed(worker)
         serving = self.of(worker)
@@ -427,15 +443,7 @@ class SessionPools:
         if serving.draining_since is not None:
             took = time.monotonic() - serving.draining_since
             self._bus.send(WorkerDrained(worker.component, serving.spec.serves, took, serving.cut))
-        if serving.gone is None:
-            asked = end.kind == "asked"
-            words = ends.words(end.reason, end.code, end.signal)
-            serving.gone = (
-                "shutdown" if asked else "worker-lost",
-                f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
-            )
-            serving.closing = True
-            self.say("down", *serving.key, *serving.gone)
+        serving.buried = True
         had = bool(serving.live) or worker.served > 0
         if serving.live and self._send is not None:
             # The plane knows how many bytes went; it says so in a moment.
