@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.sessions")
 
 _OPENS = 10.0  # seconds in which a worker opens a session
+_AGAIN = 0.1  # seconds after which a session that the registry did not admit is tried once more
 _SAY_ENDED = 2.0  # seconds in which the plane says how the sessions of a dead worker ended
 
 
@@ -318,8 +319,18 @@ class SessionPools:
         elif verdict.ok:
             live.has_row = True
             self._ready(live)
+        elif verdict.why in ("full", "unknown") and not live.again:
+            # The registry has what is over, or has not what is there: the next beat puts that right, and it is tried once more.
+            live.again = True
+            self._hurry.set()
+            asyncio.get_running_loop().call_later(_AGAIN, self._ask_again, live)
         else:
             self._refuse(live, "worker", f"the registry does not admit it: {verdict.why}")
+
+    def _ask_again(self, live: Live) -> None:
+        if live.id in self.held:
+            self._wanted.append(live)
+            self._news.set()
 
     # ---- workers, as their tenant hears of them
 
