@@ -151,7 +151,7 @@ def read_wish(request: Request, name: str, rest: str, caller: Caller, group: Gro
 def client_version(agent: str, group: Group) -> str | None:
     """The version in a User-Agent of the product that the pools serve; None: it is no such client, and any worker will do."""
     for product in {str(terms.get("product") or "") for terms in group.pools.values()} - {""}:
-        if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d+(?:\.\d+)*)", agent):
+        if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d{{1,9}}(?:\.\d{{1,9}}){{0,5}})", agent):
             return found[1]
     return None
 

@@ -122,7 +122,11 @@ class SessionForwarding:
         assert request is not None
         slots.count(session.owner)
         task = asyncio.get_running_loop().create_task(asking)
-        request.gone = lambda _: task.cancel()
+
+        def left(_: Request) -> None:
+            task.cancel()
+
+        request.gone = left
 
         def answered(_: object) -> None:
             slots.forget(session.owner)
