@@ -51,6 +51,7 @@ from ostler.live.broker import Broker
 from ostler.live.incidents import Incidents
 from ostler.live.remote import SECRET
 from ostler.live.tails import Tails
+from ostler.live.waiters import Waiters
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
 from ostler.plane.access import Access
@@ -301,6 +302,7 @@ class Node:
             sessions=self._sessions,
         )
         tails = Tails(bus)
+        waiters = Waiters(bus, lanes.glance, settings.poll_interval)
         places: Places | None = None
         if self._gateway and self._is_shared:
             places = Places(self._gateway, models, lanes.records, member, self._secret)
@@ -322,6 +324,7 @@ class Node:
             broker=broker,
             watch=watch,
             tails=tails,
+            waiters=waiters,
             secret=self._secret,
             models=models,
             calls=calls,
@@ -358,6 +361,7 @@ class Node:
             web,
             watch,
             tails,
+            waiters,
         ]
         return _Parts(supervisor, order)
 
