@@ -122,8 +122,7 @@ def test_every_setting_can_come_from_toml_environment_and_flags(tmp_path: Path) 
         value = values[str(field.type)]
         if name in ("store", "data", "name", "token", "host"):
             value = "localhost"
-        if name == "registry":
-            value = "redis://localhost"
+        value = {"registry": "redis://localhost", "log_format": "json"}.get(name, value)
         toml = tmp_path / "o.toml"
         text = {True: "true"}.get(value, repr(value)) if isinstance(value, bool) else repr(value)
         base = "".join(f"{n} = 1000\n" for n in ("stale_after", "node_lease") if n != name)

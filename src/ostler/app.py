@@ -18,6 +18,7 @@ from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Chain, Step, store_batch, store_batch_async
 from ostler.handles import BatchId, JobId
 from ostler.jobs import signature
+from ostler.jobs.hooks import Hooks
 from ostler.jobs.options import check
 from ostler.jobs.outcome import in_seconds
 from ostler.names import pool_name
@@ -67,6 +68,7 @@ class Ostler(Calling):
     schedules: dict[str, tuple[str, str, Step[Any]]] = field(default_factory=dict, init=False, repr=False)
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
+    hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
 
@@ -445,6 +447,18 @@ class Ostler(Calling):
             "sessions": self.session_pools,
         }
         return next((kind for kind, names in taken.items() if name in names), None)
+
+    def on_start(self, queue: str | None = None) -> Callable[[S], S]:
+        """Run the function once in each worker of the queue (None: of every queue) before its first job: load a model, open a pool of
+        connections. Plain or async. A worker whose function raises does not become ready, which counts as a crash.
+        """
+        return self.hooks.adding(self.hooks.starting, queue, "on_start")
+
+    def on_stop(self, queue: str | None = None) -> Callable[[S], S]:
+        """Run the function once in each worker of the queue (None: of every queue) before it exits, also when it is recycled; not when
+        it is killed. Plain or async. What it raises is logged.
+        """
+        return self.hooks.adding(self.hooks.stopping, queue, "on_stop")
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Add routes of the app's own to the node's HTTP server: a function that takes an `ostler.web.extend.NodeApi` and returns a

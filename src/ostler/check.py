@@ -34,6 +34,10 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
         raise ConfigError(
             f"{target} limits queue {min(nowhere)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
         )
+    if hooked := app.hooks.queues() - set(queues):
+        raise ConfigError(
+            f"{target} has on_start or on_stop for queue {min(hooked)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
+        )
     for name in known:
         config.check_pool(settings, name, settings.pool(name, app.pools.get(name)))
     for name in known:

@@ -309,6 +309,8 @@ def check(settings: Settings) -> None:
         )
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"log_level must be debug, info, warning or error, found {settings.log_level!r}")
+    if settings.log_format not in ("text", "json"):
+        raise ConfigError(f"log_format must be text or json, found {settings.log_format!r}")
     if not is_loopback(settings.host) and not settings.token:
         raise ConfigError(
             f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1"

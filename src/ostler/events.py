@@ -46,6 +46,16 @@ class JobEnded(NamedTuple):
     event: str
     seconds: float
     code: str | None = None
+    message: str | None = None  # of the error
+
+
+class JobTook(NamedTuple):
+    """A run of a job ended as done, after more than a second."""
+
+    job: int
+    task: str
+    worker: str
+    seconds: float
 
 
 class RunsDone(NamedTuple):
@@ -174,6 +184,7 @@ Event = (
     | PoolPaused
     | JobEnded
     | RunsDone
+    | JobTook
     | ClaimLost
     | JobsTouched
     | CallsTouched

@@ -242,6 +242,7 @@ class Node:
         settings = self.settings
         bus = Bus()
         bus.listen(node_log.tell)
+        bus.listen(node_log.JobLines().tell)
         lanes = self._lanes(bus)
         metrics = Metrics(bus)
         incidents = Incidents(settings.node, bus, lanes.records)
@@ -528,7 +529,7 @@ class Node:
 
 def serve(settings: Settings, app: Ostler, target: str) -> None:
     """Run a node in this process until SIGTERM or SIGINT. Raises ConfigError when it cannot start."""
-    node_log.configure(settings.log_level)
+    node_log.configure(settings.log_level, settings.log_format)
     allow_files()
     sys.setswitchinterval(0.001)  # lanes hold the GIL briefly and often; do not let them wait 5 ms for it
 

@@ -111,6 +111,7 @@ class Settings:
         "the node that `app.call` and `ostler call` use, with `token`; empty: the one that runs on the data directory",
     )
     log_level: str = _setting("info", "debug, info, warning or error")
+    log_format: str = _setting("text", "text, or json: one object per line, for programs that gather logs")
 
     workers: int = _setting(2, "workers of a pool that names no number of its own")
     heartbeat_interval: float = _setting(

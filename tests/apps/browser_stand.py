@@ -11,8 +11,12 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ostler import Endpoint
+import pytest
+
+from ostler import ConfigError, Endpoint
 from ostler.app import Ostler
+from ostler.apps.browsers import installed
+from ostler.apps.browsers.place import Place
 from ostler.apps.browsers.pools import browsers
 from ostler.sessions.handle import Session, SessionWorker
 
@@ -40,6 +44,25 @@ class Stand:
 
     async def heard(self, *frame: Any) -> None:
         await until(lambda: frame in self.said, f"{frame} among {self.said}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def adapted() -> Iterator[None]:
+    """Where root has the project in a directory that is closed to others, no other user can run browsers: they are root's then."""
+    with pytest.MonkeyPatch.context() as patch:
+        if os.geteuid() == 0 and not reachable():
+            patch.setenv("OSTLER_BROWSERS_USER", "root")
+            patch.setenv("OSTLER_BROWSERS_SANDBOX", "off")
+        yield
+
+
+def reachable() -> bool:
+    """Whether nobody can get to the driver and to serve.js."""
+    with contextlib.suppress(ConfigError):
+        files = installed.driver()
+        Place(Path("/"), 65534, 65534).check(files.node, files.package, Path(installed.__file__).with_name("serve.js"))
+        return True
+    return False
 
 
 @contextlib.asynccontextmanager

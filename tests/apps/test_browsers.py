@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import json
 import os
 import signal
 from pathlib import Path
@@ -17,10 +18,11 @@ from ostler.app import Ostler
 from ostler.apps.browsers import declared, installed
 from ostler.apps.browsers.driver import BrowserFailed
 from ostler.apps.browsers.given import Given
+from ostler.apps.browsers.place import Place
 from ostler.apps.browsers.pools import browsers
 from ostler.lifecycle import family
 from tests import users
-from tests.apps.browser_stand import Stand, running, serving, until, url
+from tests.apps.browser_stand import Stand, adapted, reachable, running, serving, until, url  # noqa: F401  a fixture
 
 place = users.place
 
@@ -162,6 +164,8 @@ def test_where_the_node_is_root_browser_and_driver_are_another_users_with_the_sa
     async def story(playwright: Playwright) -> None:
         monkeypatch.setenv("OSTLER_TOKEN", "secret")  # now: the test's own client is not one of the family
         monkeypatch.setenv("OSTLER_FAMILY", "token/worker:test:0/1")
+        if not reachable():
+            pytest.skip("no other user can get to the project")
         async with serving("shared") as stand:
             await (await _client(playwright, stand, "one")).new_page()
             found = family.members("token/worker:test:0/1", [])
@@ -192,12 +196,16 @@ asyncio.run(story())
 
 @users.as_root
 def test_where_the_node_is_not_root_browsers_are_its_own_users_with_the_sandbox(place: Path) -> None:
+    if not reachable():
+        pytest.skip("no other user can get to the project")
     place.chmod(0o777)
     done = users.run(users.STRANGER, "-c", _AS_ONESELF, env={"TMPDIR": str(place)})
     assert done.stdout.split() == [str(users.STRANGER), "False"], done.stderr
 
 
 def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_without_it(tmp_path: Path) -> None:
+    if os.geteuid() == 0 and not reachable():
+        pytest.skip("no other user can get to the project")
     fake = tmp_path / "chromium"
     fake.write_text('#!/bin/sh\necho "$@" >> /dev/stderr\necho "No usable sandbox! Update your kernel" >&2\nexit 1\n')
     for folder in (fake, *fake.parents[:-1]):
@@ -214,8 +222,8 @@ def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_wi
 
 
 def test_a_user_who_cannot_get_to_the_browser_is_named_with_what_to_do(tmp_path: Path) -> None:
-    if os.geteuid() != 0:
-        pytest.skip("needs root")
+    if os.geteuid() != 0 or not reachable():
+        pytest.skip("needs root, and a project that others can get to")
     hidden = tmp_path / "hidden"
     hidden.mkdir(0o700)
     (hidden / "chromium").write_text("#!/bin/sh\n")
@@ -248,6 +256,57 @@ def test_further_drivers_are_pools_of_their_own_behind_the_same_name(tmp_path: P
     assert found == {"grid": ("grid", (_version(),)), "grid-1.58": ("grid", ("1.58",))}
     with pytest.raises(ConfigError, match=r"is for clients of 1\.58, not of 1\.50"):
         browsers(Ostler(), "grid", drivers={"1.50": tmp_path})
+
+
+def test_browsers_that_playwright_has_installed_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    listed = json.loads((installed.driver().package / "browsers.json").read_text())["browsers"]
+    revisions = {one["name"]: one["revision"] for one in listed}
+    monkeypatch.setenv("PLAYWRIGHT_BROWSERS_PATH", str(tmp_path))
+    assert installed.find("firefox") is None
+    with pytest.raises(ConfigError, match="playwright install firefox"):
+        installed.get("firefox")
+    for folder, program in (
+        (f"firefox-{revisions['firefox']}", "firefox/firefox"),
+        (f"chromium-{revisions['chromium']}", "chrome-linux/chrome"),
+    ):
+        (tmp_path / folder / program).parent.mkdir(parents=True)
+        (tmp_path / folder / program).touch(0o755)
+        (tmp_path / folder / "INSTALLATION_COMPLETE").touch()
+    assert installed.find("firefox") == installed.Browser("firefox", None, str(tmp_path))
+    monkeypatch.setattr(installed, "_FULL", ())
+    assert installed.get("chromium-full").path == str(
+        tmp_path / f"chromium-{revisions['chromium']}" / "chrome-linux/chrome"
+    )
+    assert declared(Given()).session_pools.keys() >= {"chromium", "chromium-full", "firefox"}
+
+
+@users.as_root
+def test_the_user_of_browsers_is_a_name_a_number_or_one_of_a_range_for_each_worker(tmp_path: Path) -> None:
+    def user(given: str, worker: str = "worker:chromium:0") -> int | None:
+        (tmp_path / f"{given}{worker}").mkdir()
+        return Place.make(tmp_path / f"{given}{worker}", worker, given).uid
+
+    assert [user("nobody"), user("4321"), user("root")] == [users.NOBODY, 4321, None]
+    several = {user("200000-200999", f"worker:chromium:{n}") for n in range(5)}
+    assert len(several) == 5
+    assert all(200_000 <= uid <= 200_999 for uid in several if uid is not None)
+    with pytest.raises(ConfigError, match="no such user"):
+        user("no-such-user")
+
+
+@users.as_root
+def test_root_has_browsers_without_a_sandbox_only_if_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(_: Playwright) -> None:
+        monkeypatch.setenv("OSTLER_BROWSERS_USER", "root")
+        monkeypatch.setenv("OSTLER_BROWSERS_SANDBOX", "on")
+        with pytest.raises(ConfigError, match="does not work for root"):
+            async with serving("cdp"):
+                pass
+        monkeypatch.setenv("OSTLER_BROWSERS_SANDBOX", "off")
+        async with serving("cdp") as stand:
+            assert b"--no-sandbox" in Path(f"/proc/{stand.code._spares[0].pid}/cmdline").read_bytes()
+
+    _run(story)
 
 
 @pytest.mark.parametrize(

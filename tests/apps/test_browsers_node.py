@@ -24,8 +24,11 @@ from playwright.async_api import Error, Page, Playwright, async_playwright
 
 from ostler.apps.browsers import installed
 from ostler.lifecycle import family
+from tests import users
+from tests.apps.browser_stand import adapted  # noqa: F401  a fixture
 from tests.harness import Node, call, until
 
+place = users.place
 pytestmark = pytest.mark.skipif(installed.find("chromium") is None, reason="no Chromium on this machine")
 APP = "ostler.apps.browsers"
 POOLS = "chromium,chromium-cdp,chromium-dedicated,chromium-sticky"
@@ -73,7 +76,7 @@ def site() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def node(adapted: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
     pools = "chromium=2,chromium-cdp=1,chromium-dedicated=1,chromium-sticky=1"
     made = Node(tmp_path_factory.mktemp("grid"), APP, OSTLER_BROWSERS_POOLS=POOLS, OSTLER_POOLS=pools)
     made.start()
@@ -190,6 +193,41 @@ def test_a_client_of_another_version_is_told_which_are_served(node: Node) -> Non
             )
 
     _run(story)
+
+
+def test_clients_of_another_version_are_served_by_their_driver_where_there_is_one(make_node: Any, place: Path) -> None:
+    other = place / "driver"  # the same program under another version: its server refuses all others
+    files = installed.driver()
+    shutil.copytree(files.package, other / "package")
+    (other / "node").symlink_to(files.node)
+    described = json.loads((other / "package" / "package.json").read_text())
+    (other / "package" / "package.json").write_text(json.dumps({**described, "version": "1.42.1"}))
+    settings = {"OSTLER_BROWSERS_POOLS": "chromium", "OSTLER_BROWSERS_DRIVERS": str(other)}
+    node = make_node(app=APP, OSTLER_POOLS="chromium=1,chromium-1.42=1", **settings)
+
+    async def story(playwright: Playwright) -> None:
+        for version, worker in ((files.version, "worker:chromium:0"), ("1.42.9", "worker:chromium-1.42:0")):
+            agent = f"Playwright/{version} (x64; debian 12) python/3.11"
+            browser = await playwright.chromium.connect(address(node), headers={"user-agent": agent})
+            await (await browser.new_page()).goto("data:text/html,hello")
+            assert [session["worker"] for session in _live(node)] == [worker]
+            await browser.close()
+            await asyncio.to_thread(until, lambda: not _live(node), "it to end")
+
+    _run(story)
+    node.stop()
+
+
+def test_no_connect_fails_while_a_browser_is_dead(node: Node) -> None:
+    async def story(playwright: Playwright) -> None:
+        [dead] = _browsers(_workers(node, "chromium")[0])
+        os.kill(dead, signal.SIGKILL)
+        await asyncio.to_thread(until, lambda: not _line(dead), "the browser to be gone")
+        clients = await asyncio.gather(*(_connect(playwright, node, "chromium") for _ in range(8)))
+        assert [await (await browser.new_page()).evaluate("1 + 1") for browser in clients] == [2] * 8
+
+    _run(story)
+    until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
 
 
 @pytest.mark.parametrize(

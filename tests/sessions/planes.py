@@ -46,13 +46,16 @@ class FakeNode:
         self.admit: Callable[..., list[Any] | None] = lambda id_, *_: ["admitted", id_, {}]
         self.tokens: tuple[Token, ...] = ()
         self.friends = frozenset({os.geteuid()})
+        self.loopback = True
         self.servers: list[Server] = []
         self.port = 0
 
     @contextlib.asynccontextmanager
     async def running(self) -> AsyncIterator[FakeNode]:
         """The plane serves."""
-        access = Access(TOKEN, SECRET, loopback=True, public=frozenset(), friends=self.friends, tokens=self.tokens)
+        access = Access(
+            TOKEN, SECRET, loopback=self.loopback, public=frozenset(), friends=self.friends, tokens=self.tokens
+        )
         self.sessions = Sessions(self._hear, lambda: access)
         sock = socket.create_server(("127.0.0.1", 0))
         self.port = sock.getsockname()[1]

@@ -321,7 +321,7 @@ def test_an_admission_waits_for_one_that_is_not_committed_yet(store: Store, stor
 
     waiting = threading.Thread(target=ask)
     with pytest.MonkeyPatch.context() as patch, store.db.transaction():
-        patch.setattr(store.db, "transaction", contextlib.nullcontext)
+        patch.setattr(store.db, "transaction", lambda name: contextlib.nullcontext(store.db.lock([name])))
         assert store.sessions.turn(node, [], [asks("first")]) == [YES]
         waiting.start()
         waiting.join(0.3)  # time enough to overtake the first one, if it could

@@ -435,6 +435,22 @@ def test_a_client_that_leaves_while_the_node_is_asked_costs_its_slot_until_the_a
     run(main())
 
 
+def test_a_worker_that_is_told_twice_has_its_slots_once(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool()
+            await node.worker(slots=1)
+            async with node.connect() as client:
+                (worker,) = node.sessions.slots.workers.values()
+                node.up(worker.component, worker.endpoint["address"], slots=1)
+                assert node.in_use() == 1
+                node.tell("down", worker.component, worker.generation, "worker-lost", "ostler: it died")
+                await client.wait_closed()
+            assert len(node.sessions.slots.groups["echo"].ready) == 0, "nobody is sent to a worker that is gone"
+
+    run(main())
+
+
 def test_a_worker_that_closes_says_empty_when_the_last_session_is_over(node: FakeNode) -> None:
     async def main() -> None:
         async with node.running():

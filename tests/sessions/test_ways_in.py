@@ -184,6 +184,57 @@ def test_a_sticky_session_waits_for_its_client(node: FakeNode) -> None:
     run(main())
 
 
+def test_a_client_may_be_back_before_its_last_connection_has_ended(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine")
+            again = asyncio.create_task(node.connect("echo?session=mine").__aenter__())
+            await asyncio.sleep(0)  # it asks while the other one is still there
+            await first.close()
+            back = await again
+            assert session_of(back) == session_of(first)
+            await back.close()
+
+    run(main())
+
+
+def test_nobody_comes_back_to_a_session_of_a_node_that_stops(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine")
+            await first.close()
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            node.tell("close", "worker:echo:0", 1)
+            assert {s.state for s in node.sessions.live.values()} == {"detached"}, "a worker that is replaced keeps it"
+            node.tell("close", "worker:echo:0", 1, True)
+            assert "shutdown" in dict(await node.ends(1))
+
+    run(main())
+
+
+def test_who_comes_back_to_its_session_needs_no_other(node: FakeNode) -> None:
+    one = Token("one", "the-secret-of-one", [], 1, 0)
+    node.friends, node.tokens = frozenset(), (one,)
+
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker()
+            first = await node.connect("echo?session=mine", **bearer(one.secret))
+            await first.close()
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            status, error, _ = await refusal(node, "echo?session=other", **bearer(one.secret))
+            assert (status, error["code"]) == (429, "TOO_MANY_SESSIONS")
+            async with node.connect("echo?session=mine", **bearer(one.secret)) as again:
+                assert session_of(again) == session_of(first)
+
+    run(main())
+
+
 def test_a_sticky_session_nobody_comes_back_to_ends_and_one_whose_worker_is_gone_is_lost(node: FakeNode) -> None:
     async def main() -> None:
         async with node.running():
@@ -228,6 +279,22 @@ def test_a_redirect_leads_to_the_workers_door_with_a_ticket(node: FakeNode, monk
             monkeypatch.setattr("ostler.plane.session._UNUSED", 0.05)
             await asked(node, "echo", upgrade)
             assert [reason for reason, _ in await node.ends(2)] == ["client", "unused"]
+
+    run(main())
+
+
+def test_a_strange_host_costs_a_redirected_client_nothing(node: FakeNode) -> None:
+    node.loopback = False
+
+    async def main() -> None:
+        async with node.running():
+            node.pool(redirect=True)
+            await node.worker(door=4321)
+            node.admit = lambda id_, *_: ["admitted", id_, {"ticket": "t"}]
+            reader, writer = await node.raw(handshake().replace(b"127.0.0.1", b"[not-an-address"))
+            status, headers, _ = await answer(reader)
+            writer.close()
+            assert (status, headers["location"]) == (307, "ws://localhost:4321/?ticket=t")
 
     run(main())
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import NodeLost, StoreBusy, StoreGone
-from ostler.events import Bus, JobEnded, JobsTouched, Printed, RunsDone
+from ostler.events import Bus, JobEnded, JobsTouched, JobTook, Printed, RunsDone
 from ostler.jobs import verdict
 from ostler.jobs.backpressure import Pressure
 from ostler.jobs.deadlines import RECALL_AFTER, Deadlines
@@ -32,6 +32,7 @@ from ostler.jobs.seat import Durations, Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
 from ostler.lifecycle.membership import Membership
+from ostler.lifecycle.process import Ended
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Worker
@@ -46,6 +47,7 @@ _GATHER = 0.001  # a turn waits so long for more results, while every worker sti
 _COMMIT = 0.05  # what an enqueue that saw this node busy gets to commit, before an idle node looks for it
 _PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
+_LONG = 1.0  # seconds of a run that is worth a line in the log
 _FRAME_BYTES = 4_000_000  # of arguments in one frame
 
 
@@ -352,6 +354,9 @@ class Dispatcher:
                 ):
                     raise
 
+    def died(self, worker: Worker, ended: Ended) -> None:
+        """Its job goes back when nothing of the old run lives any more: see `gone`."""
+
     def gone(self, worker: Worker, end: Exit) -> Left:
         """The worker died: the job that it was running bears it, those behind it go back as they were."""
         seat = self._seats.pop(worker, None)
@@ -401,9 +406,12 @@ class Dispatcher:
         seconds = (ran.ended - ran.began) / 1000
         if result.event == "done":
             self._done.append((claim.task, claim.queue, seconds))
+            if seconds > _LONG:
+                self._bus.send(JobTook(claim.id, claim.task, claim.worker, seconds))
             return
-        code = json.loads(result.error)["code"] if result.error else None
-        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, code))
+        error = json.loads(result.error) if result.error else {}
+        said = (error.get("code"), error.get("message"))
+        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:

@@ -43,10 +43,10 @@ def show_faults(descriptor: int) -> None:
 class Baseline:
     """This process as it is now, to come back to after every job."""
 
-    def __init__(self) -> None:
+    def __init__(self, before: Baseline | None = None) -> None:
         self._descriptors = [os.dup(number) for number in range(3)]
         self._streams: dict[str, TextIO] = {name: getattr(sys, name) for name in ("stdin", "stdout", "stderr")}
-        self._loop: Any = None  # the event loop of async jobs
+        self._loop: Any = before and before._loop  # noqa: SLF001  the event loop of async jobs
         self._cwd = str(Path.cwd())
         self._recursion = sys.getrecursionlimit()
         self._umask = os.umask(0o077)

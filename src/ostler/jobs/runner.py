@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -50,6 +50,7 @@ class Runner:
         self._current: Job | None = None
         self._interrupt: Callable[[], None] | None = None  # cancels the running coroutine
         self._baseline: Baseline  # taken once the app is loaded
+        self._queue = ""
         self._held: dict[tuple[int, int], bool] = {}
         self._asking = threading.Lock()
         self._pid = os.getpid()
@@ -103,7 +104,18 @@ class Runner:
         """Run jobs until the node says stop."""
         tasks = app.tasks
         self._baseline = Baseline()
+        self._queue = os.environ.get("OSTLER_COMPONENT", "::").split(":")[1]
+        if app.hooks.starting:
+            app.hooks.start(self._queue, self._wait)
+            self._baseline = Baseline(self._baseline)  # what they changed is how jobs find it
         self.channel.send("ready", {"tasks": sorted(tasks)})
+        try:
+            self._work(tasks)
+        finally:
+            if not self.terminated:
+                app.hooks.stop(self._queue, self._wait)
+
+    def _work(self, tasks: Mapping[str, Any]) -> None:
         while True:
             if not self._line:
                 self.channel.listen(lambda: self._line or self._stopping)

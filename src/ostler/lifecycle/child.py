@@ -16,10 +16,13 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ostler.lifecycle import family
 from ostler.lifecycle.wire import Frame, Frames, encode
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
 
 CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
 DESCRIPTOR = "OSTLER_FD_"  # + its name: a descriptor that the worker inherits
@@ -51,10 +54,13 @@ class Channel:
         self._lent = threading.Event()  # set: the side thread is to wait there
         self._lent.set()
         self._woken, self._waker = os.pipe()  # calls the side thread away from there
-        self._thread = threading.Thread(target=self._guarded, name="ostler-control", daemon=True)
+        self._thread = threading.Thread(target=self._guarded, args=(self._attend,), name="ostler-control", daemon=True)
 
-    def open(self) -> None:
-        """Begin to beat and to listen."""
+    def open(self, loop: AbstractEventLoop | None = None) -> None:
+        """Begin to beat and to listen; with a loop, frames are read by it, without a detour over the side thread."""
+        if loop is not None:
+            self._lent.clear()
+            loop.add_reader(self._socket.fileno(), self._guarded, self._receive)
         self._thread.start()
 
     def send(self, *frame: object) -> None:
@@ -85,10 +91,10 @@ class Channel:
         finally:
             self._lent.set()
 
-    def _guarded(self) -> None:
+    def _guarded(self, work: Callable[[], None]) -> None:
         """A worker without its channel is of no use to anybody: it leaves at once, with the reason in its log."""
         try:
-            self._attend()
+            work()
         except BaseException:  # noqa: BLE001
             traceback.print_exc()
             leave()
@@ -115,7 +121,7 @@ class Channel:
     def _receive(self) -> None:
         """Wait for what comes next, and handle it."""
         try:
-            data = self._socket.recv(1 << 20)
+            data = self._socket.recv(1 << 16)
         except ConnectionResetError:
             data = b""
         if not data:

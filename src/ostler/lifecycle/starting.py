@@ -121,4 +121,8 @@ class Starts:
 
     def _noticed_end(self, worker: Worker, ended: Ended) -> None:
         worker.ended = ended
+        try:
+            worker.pool.spec.tenant.died(worker, ended)
+        except Exception:
+            log.exception("%s: its tenant failed on its death", worker.component)
         self._supervisor.wake()

@@ -78,6 +78,9 @@ class Tenant(Protocol):
     def drain(self, worker: Worker) -> None:
         """The worker leaves: give it nothing new, and take back what it has not begun."""
 
+    def died(self, worker: Worker, ended: Ended) -> None:
+        """The worker's process has exited; its family may still live, so nothing of it may run again yet."""
+
     def gone(self, worker: Worker, end: Exit) -> Left:
         """The worker has exited, and its family is gone. Returns what it had in hand."""
 
@@ -105,6 +108,8 @@ class Nothing:
     def resume(self, worker: Worker) -> None: ...
 
     def drain(self, worker: Worker) -> None: ...
+
+    def died(self, worker: Worker, ended: Ended) -> None: ...
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         return Left()

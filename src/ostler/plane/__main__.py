@@ -62,7 +62,7 @@ class Plane:
         return self._to_node
 
     async def run(self) -> None:
-        self.channel.open()
+        self.channel.open(self._loop)
         self.channel.send("ready", {"pid": os.getpid()})
         await self.calls.known.wait()  # until then connections wait in the socket's line
         await self.front.start()
@@ -86,8 +86,8 @@ class Plane:
         return {"connections": len(self.front.clients)}
 
     def _heard(self, frame: Frame) -> None:
-        """On the channel's own thread."""
-        self._loop.call_soon_threadsafe(self.heard, frame)
+        """On the loop; what fails there is its business, and not the channel's."""
+        self._loop.call_soon(self.heard, frame)
 
     def heard(self, frame: Frame) -> None:
         """What the node says."""

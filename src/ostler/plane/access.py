@@ -141,7 +141,7 @@ class Access:
         host = first.get(b"host", b"").decode("latin-1")
         origin = first.get(b"origin", b"").decode("latin-1")
         # A page from elsewhere can make a browser send requests here; it cannot hide where it comes from.
-        if self.loopback and host and not is_loopback(_name(host)) and _name(host) not in self.public:
+        if self.loopback and host and not is_loopback(host_name(host)) and host_name(host) not in self.public:
             return Refusal(
                 403,
                 "FORBIDDEN_HOST",
@@ -161,7 +161,7 @@ class Access:
         return any(_same(given, self.secret) for given in _bearer(first))
 
     def _is_own(self, origin: str, host: str) -> bool:
-        return origin == host or _name(origin) in self.public
+        return origin == host or host_name(origin) in self.public
 
     def _is_friend(self, peer: int | None, first: dict[bytes, bytes]) -> bool:
         """Whether the node's own user or root has connected, and not for somebody else."""
@@ -203,7 +203,7 @@ def cookies(line: str) -> list[str]:
     return [form for name, _, value in pairs if name == COOKIE for form in (value, unquote(value))]
 
 
-def _name(host: str) -> str:
+def host_name(host: str) -> str:
     """The name in a Host header, without its port; empty when it is none."""
     try:
         return urlsplit(f"//{host}").hostname or ""

@@ -69,9 +69,9 @@ class Forwarding:
         addresses = {node: address(peer["url"]) for node, peer in told["peers"].items()}
         for node in [n for n, u in self._upstreams.items() if u.path != addresses.get(n)]:
             self._upstreams.pop(node).close()
-        for node, address in addresses.items():
-            if address is not None and node not in self._upstreams:
-                self._upstreams[node] = Upstream(address)
+        for node, where in addresses.items():
+            if where is not None and node not in self._upstreams:
+                self._upstreams[node] = Upstream(where)
 
     # ---- asking others
 

@@ -9,10 +9,10 @@ from base64 import b64encode
 from dataclasses import dataclass
 from hashlib import sha1
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode
 
 from ostler.config import PRIORITIES
-from ostler.plane.access import BY, COOKIE, OWNER, SESSIONS, Caller
+from ostler.plane.access import BY, COOKIE, OWNER, SESSIONS, Caller, host_name
 from ostler.plane.entry import error_headers
 from ostler.plane.plan import Reply
 from ostler.plane.request import HELD, OWN, Request
@@ -104,7 +104,7 @@ class Wish:
 
     def redirect(self, request: Request, session: str, door: int, ticket: str) -> Reply:
         """Where the client itself reaches the worker: its door, which knows the worker's own path."""
-        host = urlsplit(f"//{(request.get(b'host') or b'localhost').decode('latin-1')}").hostname or "localhost"
+        host = host_name((request.get(b"host") or b"").decode("latin-1")) or "localhost"
         shown = f"[{host}]" if ":" in host else host
         target = self.target("/")
         location = f"ws://{shown}:{door}{target}{'&' if '?' in target else '?'}{urlencode({'ticket': ticket})}"

@@ -3,7 +3,7 @@
 node → plane                                            plane → node, all ["sessions", …]
 ["pools", {pool: terms}]                                ["admit", id, component, generation, about]
 ["up", pool, component, generation, endpoint]           ["ended", id, reason, {text, code, bytes_in, bytes_out}]
-["close", component, generation]                        ["empty", component, generation]
+["close", component, generation, whether the node stops]   ["empty", component, generation]
 ["cut", component, generation, reason, text]            ["strike", component, generation, text]
 ["down", component, generation, reason, text]           ["want", name, waiting]
 ["admitted", id, endpoint]                              ["facts", {live, lines, lines_total, counts}]
@@ -33,6 +33,7 @@ log = logging.getLogger("ostler.plane")
 
 PATH = SESSIONS
 _TOLD = 1.0  # seconds between two reports to the node
+_COMES_BACK = 2.0  # seconds that the last connection of a sticky session gets to end, when its client is back
 _SHOWN = 100  # of those who wait, so many are told one by one
 
 
@@ -67,8 +68,8 @@ class Sessions:
                 self.slots.serve(self.time())
             case ["up", pool, component, generation, dict(endpoint)]:
                 self._up(pool, component, generation, endpoint)
-            case ["close", component, generation]:
-                self._close((component, generation))
+            case ["close", component, generation, *stops]:
+                self._close((component, generation), stops=stops == [True])
             case ["cut", component, generation, reason, text]:
                 self._cut((component, generation), reason, text)
             case ["down", component, generation, reason, text]:
@@ -98,12 +99,18 @@ class Sessions:
             versions=tuple(told.get("versions") or ()),
             endpoint=told,
         )
+        if worker.key in self.slots.workers:  # told twice: the one that is known has the slots in use
+            return
         self._in_worker[worker.key] = {}
         self.slots.up(worker, self.time())
 
-    def _close(self, key: Key) -> None:
+    def _close(self, key: Key, *, stops: bool) -> None:
+        """It takes no new sessions. `stops`: the node stops, so that nobody comes back to those that wait for that."""
         if self.slots.close(key) is not None:
             self._closing.add(key)
+            for session in [*self._in_worker.get(key, ())]:
+                if stops and session.state == "detached":
+                    session.end("shutdown", "the node is shutting down")
             self._is_empty(key)
 
     def _cut(self, key: Key, reason: str, text: str, *, gone: bool = False) -> None:
@@ -178,7 +185,8 @@ class Sessions:
         """A request that asks for no session: where one is to be had, as Playwright and DevTools clients ask, or what it should be."""
         host = (request.get(b"host") or b"localhost").decode("latin-1")
         query = request.query.decode("latin-1")
-        url = f"ws://{host}{PATH}{name}" + (f"?{query}" if query else "")
+        scheme = "wss" if request.get(b"x-forwarded-proto") == b"https" else "ws"
+        url = f"{scheme}://{host}{PATH}{name}" + (f"?{query}" if query else "")
         if request.method in ("GET", "HEAD"):
             if rest.rstrip("/") == "json/version" and (cdp := self._cdp(group)) is not None:
                 return _json({**cdp, "webSocketDebuggerUrl": url})
@@ -199,7 +207,8 @@ class Sessions:
             message = f"the client has version {wish.version}, and {wish.name} serves {known}: install one of these"
             return refuse(409, "VERSION", message, served=sorted(served), found=wish.version)
         caller = wish.caller
-        if caller.sessions and self.slots.held(caller.owner) >= caller.sessions:
+        comes_back = wish.key is not None and self.has_key(caller.owner, group, wish.key)  # to what counts already
+        if caller.sessions and not comes_back and self.slots.held(caller.owner) >= caller.sessions:
             group.counts["refused"] += 1
             message = f"{caller.owner} may have {caller.sessions} sessions at once, and has them; end one first"
             return refuse(429, "TOO_MANY_SESSIONS", message, retry=5.0)
@@ -215,14 +224,23 @@ class Sessions:
                 found |= set(terms["versions"])
         return found
 
+    async def _come_back(self, known: Session, request: Request, group: Group, wish: Wish) -> Plan:
+        """Its client may have hung up a moment ago, and the end of that connection is still on its way."""
+        until = self.time() + _COMES_BACK
+        while known.state == "live" and self.time() < until:  # noqa: ASYNC110  seldom, and short
+            await asyncio.sleep(0.02)
+        if known.state == "live" or request.is_over:
+            message = f"the session {wish.key!r} has a client already: one at a time"
+            return refuse(409, "SESSION_IN_USE", message)
+        return self._begin(request, group, wish)
+
     def _begin(self, request: Request, group: Group, wish: Wish) -> Plan:
         if wish.key is not None:
             place = (wish.caller.owner, group.name, wish.key)
             if (known := self._keys.get(place)) is not None:
                 if known.state == "detached":
                     return known.attach(request, wish)
-                message = f"the session {wish.key!r} has a client already: one at a time"
-                return refuse(409, "SESSION_IN_USE", message)
+                return Serve(lambda _: self._come_back(known, request, group, wish))
             session = self._keys[place] = Session(self, request, group, wish)
             if self.forwarding.may_be_elsewhere(session):
                 return Serve(lambda _: self.forwarding.to_holder(session, lambda: self._start(session)))

@@ -25,7 +25,8 @@ class Serving:
     cutting: asyncio.TimerHandle | None = None
     draining_since: float | None = None
     cut: int = 0  # sessions that the drain limit ended
-    gone: tuple[str, str] | None = None  # the process has ended: reason and text for its sessions
+    gone: tuple[str, str] | None = None  # it has ended, or is being killed: reason and text for its sessions
+    buried: bool = False  # … and nothing of it lives any more
     probe_ms: float | None = None
     mb: float | None = None
 
@@ -54,6 +55,7 @@ class Live:
     opened: dict[str, Any] | None = None
     is_open: bool = False  # the worker has opened it, or need not
     admitted: bool = False
+    again: bool = False  # the registry has refused it once
     ticket: str = ""
     clock: asyncio.TimerHandle | None = None
     bytes_in: int = 0

@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 from ostler.errors import OstlerError
 from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
+from ostler.lifecycle.process import Ended as Exited
+from ostler.lifecycle.state import Status
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Left, Worker
 from ostler.sessions import figures
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.sessions")
 
 _OPENS = 10.0  # seconds in which a worker opens a session
+_AGAIN = 0.1  # seconds after which a session that the registry did not admit is tried once more
 _SAY_ENDED = 2.0  # seconds in which the plane says how the sessions of a dead worker ended
 
 
@@ -275,7 +278,7 @@ class SessionPools:
         self._bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
             self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
-        elif not serving.live:
+        elif serving.buried and not serving.live:
             self._unregister(serving)
         self._touched()
 
@@ -310,8 +313,18 @@ class SessionPools:
         elif verdict.ok:
             live.has_row = True
             self._ready(live)
+        elif verdict.why in ("full", "unknown") and not live.again:
+            # The registry has what is over, or has not what is there: the next beat puts that right, and it is tried once more.
+            live.again = True
+            self._hurry.set()
+            asyncio.get_running_loop().call_later(_AGAIN, self._ask_again, live)
         else:
             self._refuse(live, "worker", f"the registry does not admit it: {verdict.why}")
+
+    def _ask_again(self, live: Live) -> None:
+        if live.id in self.held:
+            self._wanted.append(live)
+            self._news.set()
 
     # ---- workers, as their tenant hears of them
 
@@ -404,7 +417,7 @@ class SessionPools:
         if serving is None or serving.draining_since is not None:
             return
         serving.closing, serving.draining_since = True, time.monotonic()
-        self.say("close", *serving.key)
+        self.say("close", *serving.key, self.supervisor.stopping)
         loop = asyncio.get_running_loop()
         serving.cutting = loop.call_later(serving.spec.options.drain, self._cut, serving)
         self._touched()
@@ -417,6 +430,20 @@ class SessionPools:
             "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
         )
 
+    def is_dead(self, worker: Worker, ended: Exited) -> None:
+        """Its process has exited: its clients are told at once."""
+        serving = self.of(worker)
+        if serving is None or serving.gone is not None:
+            return
+        asked = worker.status is Status.STOPPING or worker.on_purpose
+        words = ends.words(worker.killing or ("signal" if ended.signal else "exit"), ended.code, ended.signal)
+        serving.gone = (
+            "shutdown" if asked else "worker-lost",
+            f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
+        )
+        serving.closing = True
+        self.say("down", *serving.key, *serving.gone)
+
     def is_gone(self, worker: Worker, end: Exit) -> Left:
         self.removed(worker)
         serving = self.of(worker)
@@ -427,15 +454,7 @@ class SessionPools:
         if serving.draining_since is not None:
             took = time.monotonic() - serving.draining_since
             self._bus.send(WorkerDrained(worker.component, serving.spec.serves, took, serving.cut))
-        if serving.gone is None:
-            asked = end.kind == "asked"
-            words = ends.words(end.reason, end.code, end.signal)
-            serving.gone = (
-                "shutdown" if asked else "worker-lost",
-                f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
-            )
-            serving.closing = True
-            self.say("down", *serving.key, *serving.gone)
+        serving.buried = True
         had = bool(serving.live) or worker.served > 0
         if serving.live and self._send is not None:
             # The plane knows how many bytes went; it says so in a moment.

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import logging
 import os
 import secrets
-import shutil
 import stat
 import tempfile
 from pathlib import Path
 
+from ostler.errors import ConfigError
+from ostler.lifecycle import family
+
 log = logging.getLogger("ostler.sessions")
+
+_NAME = 24  # characters of a pool's name in a path
 
 
 class Scratch:
@@ -29,10 +34,15 @@ class Scratch:
 
     async def start(self) -> None:
         """The node holds its data directory's lock, so nobody uses what is there."""
-        shutil.rmtree(self._home, ignore_errors=True)
-        for folder in (self._home, self.root):
-            folder.mkdir(0o711, exist_ok=True)
-            folder.chmod(0o711)
+        await asyncio.to_thread(family.remove, self._home)
+        try:
+            for folder in (self._home, self.root):
+                folder.mkdir(0o711)  # never one that is there: somebody else may have put it there, or a link
+                folder.chmod(0o711)
+        except FileExistsError:
+            raise ConfigError(
+                f"{folder} was made by somebody else a moment ago: remove it, or set TMPDIR to a directory where only this user writes"
+            ) from None
 
     def _is_ours(self) -> bool:
         try:
@@ -43,12 +53,13 @@ class Scratch:
 
     def of(self, pool: str, number: int, generation: int) -> Path:
         """A worker's own; it makes it itself."""
-        return self.root / f"{pool[:24]}.{number}.{generation}"
+        name = pool if len(pool) <= _NAME else f"{pool[: _NAME - 9]}-{hashlib.sha256(pool.encode()).hexdigest()[:8]}"
+        return self.root / f"{name}.{number}.{generation}"
 
     def remove(self, pool: str, number: int, generation: int) -> None:
-        """The worker and its family are gone."""
-        shutil.rmtree(self.of(pool, number, generation), ignore_errors=True)
+        """The worker and its family are gone. Beside the loop: it may have left a lot."""
+        asyncio.get_running_loop().run_in_executor(None, family.remove, self.of(pool, number, generation))
 
     async def stop(self) -> None:
         """All workers are gone."""
-        shutil.rmtree(self._home, ignore_errors=True)
+        await asyncio.to_thread(family.remove, self._home)

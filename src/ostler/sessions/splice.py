@@ -22,7 +22,8 @@ from typing import NamedTuple
 from ostler.sessions import frames
 
 LINGER = 5.0  # seconds that a side gets to take what was written last and to close
-_NEWS = 0.3  # seconds in which somebody may say why a worker broke off its connection
+_HALF = 30.0  # seconds that a TCP client gets to end its own direction after the worker has
+_NEWS = 0.6  # seconds in which somebody may say why a worker broke off its connection
 _LOOK_AGAIN = 1.0
 _PING = 8  # bytes in our pings
 _PONG = 6 + _PING  # a client's answer is masked
@@ -282,6 +283,8 @@ class Splice:
             side.other.send_eof()
             if side.other.has_ended:
                 self._finish_by(first)
+            elif side is self.worker:
+                self._loop.call_later(_HALF, self._finish_by, side)
         elif self._closer is not None:
             self._finish_by(self._closer)
         elif side is self.client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from ostler.lifecycle.process import Ended
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Nothing, Worker
 
@@ -44,6 +45,9 @@ class Sessions(Nothing):
 
     def drain(self, worker: Worker) -> None:
         self._pools.close(worker)
+
+    def died(self, worker: Worker, ended: Ended) -> None:
+        self._pools.is_dead(worker, ended)
 
     def gone(self, worker: Worker, end: Exit) -> Left:
         return self._pools.is_gone(worker, end)

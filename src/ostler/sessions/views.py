@@ -15,6 +15,7 @@ log = logging.getLogger("ostler.sessions")
 BOUNDARY = "ostler-frame"
 _VIEWERS = 8  # at once, of one worker
 _HEAD = 5.0  # seconds for a request's head
+_LOOK = 0.5  # seconds between two looks whether the session is still there
 
 
 class Views:
@@ -45,7 +46,7 @@ class Views:
                 return
             self._viewers += 1
             try:
-                await self._stream(session, writer)
+                await self._while_watched(session, reader, asyncio.ensure_future(self._stream(session, writer)))
             finally:
                 self._viewers -= 1
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, IndexError):
@@ -57,6 +58,19 @@ class Views:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
 
+    async def _while_watched(self, session: Session, reader: asyncio.StreamReader, stream: asyncio.Task[None]) -> None:
+        """Until the viewer or the session is gone, also where nothing changes that could be shown."""
+        left = asyncio.ensure_future(reader.read(1))
+        try:
+            while not (stream.done() or left.done()) and session.id in self._sessions:
+                await asyncio.wait((stream, left), timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            left.cancel()
+            stream.cancel()
+            await asyncio.wait((stream,))
+        if not stream.cancelled():
+            stream.result()
+
     async def _stream(self, session: Session, writer: asyncio.StreamWriter) -> None:
         kind = f"multipart/x-mixed-replace; boundary={BOUNDARY}"
         part = f"--{BOUNDARY}\r\ncontent-type: image/jpeg\r\n\r\n".encode()
@@ -66,7 +80,5 @@ class Views:
             async for frame in frames:
                 writer.write(frame + b"\r\n" + part)  # Chromium shows a picture when the head of the next one is there
                 await writer.drain()  # the next frame is asked for when this one is taken
-                if session.id not in self._sessions:
-                    return
         finally:
             await frames.aclose()

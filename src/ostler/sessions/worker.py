@@ -12,7 +12,6 @@ import inspect
 import json
 import logging
 import os
-import shutil
 import signal
 import sys
 import threading
@@ -118,10 +117,12 @@ class Child:
     async def _end(self) -> None:
         if self._door is not None:
             self._door.stop()
-        for task in [*self._tasks, *self._opening.values()]:
+        opening = [*self._opening.values()]
+        for task in [*self._tasks, *opening]:
             task.cancel()
         try:
             async with asyncio.timeout(_STOP):
+                await asyncio.gather(*opening, return_exceptions=True)
                 await asyncio.gather(*(self._closed(session) for session in [*self.sessions.values()]))
                 if hasattr(self._code, "stop"):
                     await _result(self._code.stop())
@@ -149,8 +150,8 @@ class Child:
                 if self._door is not None:
                     self._door.end(session, reason, text)
                 if (opening := self._opening.pop(session, None)) is not None:
-                    opening.cancel()
-                if (found := self.sessions.pop(session, None)) is not None:
+                    opening.cancel()  # it closes what it has opened
+                elif (found := self.sessions.pop(session, None)) is not None:
                     self._begin(self._closed(found), "close")
             case ["stop"]:
                 self.stop()
@@ -160,6 +161,8 @@ class Child:
         try:
             self.sessions[session] = found
             given = await _result(self._code.open(found)) if hasattr(self._code, "open") else None
+            if self._opening.get(session) is not asyncio.current_task():
+                raise asyncio.CancelledError  # over meanwhile, and the code took no notice
             endpoint = self._endpoint if given is None else Endpoint.of(given)
             if endpoint is None or not endpoint.address:
                 raise TypeError("open() named no endpoint, and the worker has none of its own")
@@ -285,10 +288,6 @@ async def _reachable(endpoint: Endpoint) -> None:
         await asyncio.sleep(0.02)
 
 
-def _clean(scratch: Path) -> None:
-    shutil.rmtree(scratch, ignore_errors=True)
-
-
 def main(argv: list[str]) -> int:
     """Load the app, start the code, say ready, serve. The channel is open before the app loads, so a slow import still beats."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
@@ -322,7 +321,7 @@ def main(argv: list[str]) -> int:
         traceback.print_exc()
         return 1
     finally:
-        _clean(scratch)
+        family.remove(scratch)
     return 0
 
 

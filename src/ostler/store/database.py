@@ -46,8 +46,8 @@ class Database(Protocol):
         transaction of its own, which also `rings`.
         """
 
-    def transaction(self) -> AbstractContextManager[None]:
-        """All or nothing. What is committed survives the death of any process."""
+    def transaction(self, locked: str = "", /) -> AbstractContextManager[None]:
+        """All or nothing. What is committed survives the death of any process. `locked`: a name that is locked with it, as `lock` does."""
 
     def lock(self, names: Iterable[str], /) -> None:
         """Inside a transaction: wait until no other transaction holds these names, and hold them until the end of this one.

@@ -189,8 +189,8 @@ class PostgresDatabase:
     # ---- transactions
 
     @contextmanager
-    def transaction(self) -> Iterator[None]:
-        self._start()
+    def transaction(self, locked: str = "", /) -> Iterator[None]:
+        self._start(locked)
         began, self._inside = time.perf_counter(), True
         try:
             yield
@@ -202,14 +202,27 @@ class PostgresDatabase:
             self._inside, self._waiting = False, []
             self.held += time.perf_counter() - began
 
-    def _start(self) -> None:
+    def _start(self, locked: str) -> None:
         seemed_well = _works(self._open)
         try:
-            self._query(self._begin)
+            self._say_begin(locked)
         except StoreBusy:
             if not seemed_well or _works(self._open):
                 raise
-            self._query(self._begin)  # the connection was lost while nobody used it, and nothing was said on it
+            self._say_begin(locked)  # the connection was lost while nobody used it, and nothing was said on it
+
+    def _say_begin(self, locked: str) -> None:
+        if not locked:
+            self._query(self._begin)
+            return
+        connection = self._connection()
+        names = json.dumps([f"{self.place.schema}:{locked}"])
+        try:  # one message, one trip
+            connection.execute(_together(connection, [(self._begin, None), (_LOCK, {"names": names})]), prepare=False)
+        except psycopg.Error as error:
+            ours = self._as_ours(error)
+            self._roll_back()  # it may have begun
+            raise ours from error
 
     def _commit(self) -> None:
         connection = self._connection()

@@ -161,15 +161,13 @@ class SessionRecords:
 
     def announce(self, node: str, workers: Sequence[WorkerEntry]) -> None:
         """These workers take sessions. A second time changes nothing; a node that was declared dead announces none."""
-        with self._db.transaction():
-            self._db.lock([_lock(node)])
+        with self._db.transaction(_lock(node)):
             self._put(node, workers, self._db.now())
 
     def turn(self, node: str, ended: Sequence[Ended], wanted: Sequence[Admission]) -> list[Verdict]:
         """End the ones, then admit the others in their order, as one. A turn that comes twice is the same turn."""
         now = self._db.now()
-        with self._db.transaction():
-            self._db.lock([_lock(node)])
+        with self._db.transaction(_lock(node)):
             if ended:
                 self._db.run_many("end_sessions", [(one.id, now, *one[1:]) for one in ended])
             return self._admit(node, wanted, now) if wanted else []
@@ -182,8 +180,7 @@ class SessionRecords:
         """
         now = self._db.now()
         bytes_of = {id_: moved for beat in beats for id_, moved in beat.live.items()}
-        with self._db.transaction():
-            self._db.lock([_lock(node)])
+        with self._db.transaction(_lock(node)):
             wanted = self._beat_workers(node, beats, now)
             if missing := [entry for entry in known if entry.worker not in wanted]:
                 self._put(node, missing, now)
@@ -201,8 +198,7 @@ class SessionRecords:
     def leave(self, node: str, worker: WorkerKey, reason: str, text: str) -> list[str]:
         """The worker takes no more sessions; those that it had ended for this reason. Their ids."""
         who = {"node": node, "component": worker.component, "generation": worker.generation}
-        with self._db.transaction():
-            self._db.lock([_lock(node)])
+        with self._db.transaction(_lock(node)):
             ended = self._db.run("end_worker_sessions", **who, now=self._db.now(), reason=reason, text=text)
             self._db.tell("drop_session_worker", **who)
         return [row["id"] for row in ended]

@@ -151,7 +151,7 @@ class SqliteDatabase:
         except sqlite3.DatabaseError as error:
             raise _as_ours(error, self.path) from error
 
-    def transaction(self) -> _Transaction:
+    def transaction(self, locked: str = "", /) -> _Transaction:
         """All or nothing. Takes the write lock at once, so that nothing inside can find itself outdated."""
         return _Transaction(self)
 

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import re
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -22,37 +23,61 @@ from ostler.web.stream import EventStream
 _MOST = 16  # viewers of a node at once
 _CONNECT = 5.0  # seconds for the worker to answer
 _LOOK = 2.0  # seconds after which a view without a new frame looks whether its session is still there
+_STALLED = 30.0  # seconds that a viewer may take for a piece while others want its place
 _HEAD = 16_384  # bytes
 _PIECE = 65_536
 _KIND = re.compile(r"multipart/x-mixed-replace; ?boundary=[\w.-]{1,70}")
+
+
+class _Viewer:
+    """One who watches. `since`: it has not taken a piece that it was given then; None: it waits for the next one."""
+
+    def __init__(self, writer: asyncio.StreamWriter) -> None:
+        self._writer = writer
+        self.since: float | None = None
+
+    def leave(self) -> None:
+        self._writer.transport.abort()  # this ends the loop of frames, too
 
 
 class Views:
     """Those who watch a session of this node."""
 
     def __init__(self) -> None:
-        self._viewers: set[object] = set()
+        self._coming = 0
+        self._viewers: set[_Viewer] = set()
 
     async def watch(self, sessions: Sessions, session: str, socket: str) -> Response:
         """The answer to one of them."""
-        if len(self._viewers) >= _MOST:
+        self._drop_stalled()
+        if len(self._viewers) + self._coming >= _MOST:
             return failure(429, "TOO_MANY_VIEWERS", f"{_MOST} viewers watch sessions of this node, and no more can")
-        viewer = object()
-        self._viewers.add(viewer)
+        self._coming += 1
         try:
             reader, writer, kind = await _open(session, socket)
-        except BaseException:
-            self._viewers.discard(viewer)
-            raise
+        finally:
+            self._coming -= 1
+        viewer = _Viewer(writer)
+        self._viewers.add(viewer)
 
         def gone() -> None:
             self._viewers.discard(viewer)
-            writer.transport.abort()  # ends the loop of frames, too
+            viewer.leave()
 
-        return EventStream(_frames(sessions, session, reader), gone, kind)
+        return EventStream(_frames(sessions, session, reader, viewer), gone, kind)
+
+    def _drop_stalled(self) -> None:
+        """Where all places are taken, those who do not read lose theirs."""
+        if len(self._viewers) + self._coming >= _MOST:
+            before = time.monotonic() - _STALLED
+            for viewer in [v for v in self._viewers if v.since is not None and v.since <= before]:
+                self._viewers.discard(viewer)
+                viewer.leave()
 
 
-async def _frames(sessions: Sessions, session: str, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+async def _frames(
+    sessions: Sessions, session: str, reader: asyncio.StreamReader, viewer: _Viewer
+) -> AsyncIterator[bytes]:
     """What the worker sends, until it or the session ends, or the viewer has gone."""
     with contextlib.suppress(OSError):
         while True:
@@ -65,7 +90,9 @@ async def _frames(sessions: Sessions, session: str, reader: asyncio.StreamReader
                 continue
             if not piece:
                 return
+            viewer.since = time.monotonic()
             yield piece
+            viewer.since = None
 
 
 async def _open(session: str, socket: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, str]:

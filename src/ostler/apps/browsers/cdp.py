@@ -18,6 +18,7 @@ from ostler.apps.browsers.place import Place
 
 _MESSAGE = 64 * 1024 * 1024  # bytes, at most
 _START = 30.0  # seconds
+_WORDS = 0.2  # seconds for its last words
 _FLAGS = (
     "--headless",
     "--remote-debugging-pipe",
@@ -154,6 +155,7 @@ class CdpBrowser:
         code = await self._process.wait()
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)  # what it has left of itself
+        await asyncio.wait([self._tasks[1]], timeout=_WORDS)  # another process may have its standard error still open
         ending = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         why = f"the browser died ({ending})"
         for answer in self._answers.values():

@@ -54,8 +54,9 @@ class Held:
 class Driver:
     """The process. When it ends by itself, all its browsers are gone with it."""
 
-    def __init__(self, place: Place, files: installed.Driver) -> None:
+    def __init__(self, place: Place, files: installed.Driver, store: str | None = None) -> None:
         self._place, self._files = place, files
+        self._store = {"PLAYWRIGHT_BROWSERS_PATH": store} if store else {}  # its home is another, so it is told
         self._browsers: dict[str, Held] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
@@ -73,7 +74,7 @@ class Driver:
             stdout=asyncio.subprocess.PIPE,
             limit=_LINE,
             cwd=self._place.folder,
-            env=self._place.variables(),
+            env={**self._place.variables(), **self._store},
             **self._place.as_user(),
         )
         self._up = asyncio.get_running_loop().create_future()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import re
 from collections import deque
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -22,6 +23,9 @@ from ostler.sessions.handle import Session, SessionWorker
 _EVERY = 0.7  # seconds between two questions to a browser of its own
 _MISS, _AGAIN = 0.9, 0.5  # seconds for the answer, and for the one right after a miss
 _TOLD = 0.5  # seconds for the client of a browser that hangs to be told, before the browser is ended
+_NO_SANDBOX = re.compile(
+    r"no usable sandbox|move to new namespace|without --no-sandbox|suid sandbox|credentials\.cc", re.IGNORECASE
+)
 _SPARES = 1  # browsers that are ready before anybody asks
 
 
@@ -59,7 +63,7 @@ class _Grid:
                 "the browser's sandbox is off (%sSANDBOX): open nothing but pages that you trust", PREFIX
             )
         if self.launch.driver is not None:
-            self._driver = Driver(self._place, self.launch.driver)
+            self._driver = Driver(self._place, self.launch.driver, self.launch.browser.store)
             await self._driver.start()
             self._driver.lost.add_done_callback(lambda lost: self._lost(lost.result()))
 
@@ -80,8 +84,6 @@ class _Grid:
             options: dict[str, Any] = {"headless": True, "args": args, "_sharedBrowser": launch.keeps}
             if browser.path:
                 options["executablePath"] = browser.path
-            elif browser.name == "chromium-full":
-                options["channel"] = "chromium"
             if browser.kind == "chromium":
                 options["chromiumSandbox"] = launch.given.sandbox
             return await self._driver.launch(name, browser.kind, options)
@@ -97,7 +99,7 @@ class _Grid:
 
 def _explained(text: str) -> str:
     """With what to do about it, where that is known."""
-    if "sandbox" in text.lower() or "namespace" in text.lower():
+    if _NO_SANDBOX.search(text):
         return (
             "the browser's sandbox does not work here: allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
             "kernel.apparmor_restrict_unprivileged_userns=0; in a container: a seccomp profile that permits them), or switch the "

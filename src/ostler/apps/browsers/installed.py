@@ -20,6 +20,7 @@ _INSTALL = {
     "webkit": "run `python -m playwright install webkit`",
 }
 _SHELL = "/usr/lib/chromium/chromium-headless-shell"
+_PROGRAMS = ("chrome-headless-shell", "headless_shell", "chrome")
 # Not the commands of these packages: those are shell scripts, which add flags of their own.
 _FULL = ("/usr/lib/chromium/chromium", "/usr/lib64/chromium-browser/chromium-browser", "/opt/google/chrome/chrome")
 
@@ -47,7 +48,7 @@ class Driver:
 
 @dataclass(frozen=True, slots=True)
 class Browser:
-    """A browser's program. Without a path it is one that Playwright has installed, in `store`."""
+    """A browser's program. Without a path it is one that Playwright has installed, in `store`, and finds by itself."""
 
     name: str
     path: str | None = None
@@ -121,4 +122,9 @@ def _of_playwright(name: str, package: str) -> Browser | None:
     except (ConfigError, OSError, ValueError, LookupError, StopIteration):
         return None
     folder = Path(store) / f"{package.replace('-', '_')}-{revision}"
-    return Browser(name, None, str(store)) if (folder / "INSTALLATION_COMPLETE").exists() else None
+    if not (folder / "INSTALLATION_COMPLETE").exists():
+        return None
+    if KINDS[name] != "chromium":
+        return Browser(name, None, str(store))
+    # By its path, any driver can start it, and CDP needs none.
+    return _first(name, *(str(path) for program in _PROGRAMS for path in folder.glob(f"*/{program}")))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import pwd
-import shutil
 import stat
 import zlib
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any
 
 from ostler import ConfigError
 from ostler.apps.browsers.given import PREFIX
+from ostler.lifecycle import family
 
 # The mark of the worker's family goes along, so that whatever a browser starts can be found again. Secrets of the node do not.
 _PASSED = (
@@ -26,7 +26,6 @@ _PASSED = (
     "DISPLAY",
     "OSTLER_FAMILY",
     "NODE_EXTRA_CA_CERTS",
-    "PLAYWRIGHT_BROWSERS_PATH",
 )
 _PASSED_ALL = ("LC_", "FONTCONFIG_", "SSL_CERT_")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
@@ -66,7 +65,7 @@ class Place:
         return path
 
     def remove(self, name: str) -> None:
-        shutil.rmtree(self.folder / name, ignore_errors=True)
+        family.remove(self.folder / name)
 
     def as_user(self) -> dict[str, Any]:
         """For the call that starts a process."""

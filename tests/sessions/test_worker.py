@@ -1,0 +1,77 @@
+"""The program of a session worker, from the inside: what is called around each session."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ostler.sessions.worker import Child
+from tests.sessions.planes import until
+
+OPTIONS = {"generation": 1, "slots": 2, "probe": 0}
+
+
+class Slow:
+    """Opens a session when it is allowed to; `calls` is what was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.go, self.is_deaf = asyncio.Event(), False
+
+    async def start(self, _: object) -> str:
+        return "tcp:127.0.0.1:1"
+
+    async def open(self, _: object) -> None:
+        self.calls.append("open")
+        try:
+            await self.go.wait()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            self.calls.append("open ends")
+            if not self.is_deaf:
+                raise
+
+    async def close(self, _: object) -> None:
+        self.calls.append("close")
+
+
+def child(test: Callable[[Child, Slow, list[tuple[Any, ...]]], Awaitable[None]], folder: Path) -> None:
+    async def main() -> None:
+        said: list[tuple[Any, ...]] = []
+        spec: Any = SimpleNamespace(name="slow", target=Slow)
+        channel: Any = SimpleNamespace(send=lambda *frame: said.append(frame))
+        made = Child(spec, folder, OPTIONS, channel)
+        await test(made, made._code, said)  # noqa: SLF001
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("deaf", [False, True])
+def test_a_session_that_ends_while_it_is_opened_is_closed_once_and_after_that(tmp_path: Path, deaf: bool) -> None:
+    async def test(made: Child, code: Slow, said: list[tuple[Any, ...]]) -> None:
+        code.is_deaf = deaf
+        made.heard(["open", "s1", {}])
+        await until(lambda: code.calls, "open to be called")
+        made.heard(["close", "s1", "client", ""])
+        await until(lambda: "close" in code.calls, "close to be called")
+        await asyncio.sleep(0)
+        assert code.calls == ["open", "open ends", "close"]
+        assert made.sessions == {}
+        assert said == []
+
+    child(test, tmp_path)
+
+
+def test_a_worker_that_stops_while_it_opens_a_session_closes_it_once(tmp_path: Path) -> None:
+    async def test(made: Child, code: Slow, said: list[tuple[Any, ...]]) -> None:
+        made.heard(["open", "s1", {}])
+        await until(lambda: code.calls, "open to be called")
+        await made._end()  # noqa: SLF001
+        assert code.calls == ["open", "open ends", "close"]
+
+    child(test, tmp_path)
