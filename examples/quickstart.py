@@ -13,7 +13,7 @@ def add(job: Job, a: int, b: int) -> int:
 
 
 @app.job(queue="slow", attempts=3, timeout=60)
-def count(job: Job, to: int = 10, pause: float = 0.2) -> dict:
+def count(job: Job, to: int = 10, pause: float = 0.2) -> dict[str, int]:
     for i in range(to):
         time.sleep(pause)
         job.progress(100 * (i + 1) / to, f"step {i + 1}")
@@ -21,5 +21,5 @@ def count(job: Job, to: int = 10, pause: float = 0.2) -> dict:
 
 
 if __name__ == "__main__":
-    print("stored job", add.enqueue(a=1, b=2))
+    print("1 + 2 =", add.enqueue(a=1, b=2).result(timeout=30))  # stored, run by a worker, and its result
     print("stored job", count.enqueue(to=20))

@@ -25,7 +25,7 @@ LAYERS = [
     {"apps", "testing"},
     {"web"},
     {"live"},
-    {"app", "flows", "task"},
+    {"app", "flows", "handles", "task"},
     {"plane"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
@@ -77,7 +77,7 @@ def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
         "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
-        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobId", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobCancelled", "JobFailed", "JobId", "JobTimeout", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
         "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)

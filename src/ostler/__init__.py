@@ -15,6 +15,9 @@ from ostler.errors import (
     ConfigError,
     Conflict,
     InputError,
+    JobCancelled,
+    JobFailed,
+    JobTimeout,
     ModelFailed,
     NotFound,
     OstlerError,
@@ -22,7 +25,8 @@ from ostler.errors import (
     StoreBusy,
     UnknownTask,
 )
-from ostler.flows import BatchId, Chain, JobId, Step
+from ostler.flows import Chain, Step
+from ostler.handles import BatchId, JobId
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import Cancel, Cancelled, Fail, Retry, Snooze
 from ostler.task import Task
@@ -52,7 +56,10 @@ __all__ = [
     "Fail",
     "InputError",
     "Job",
+    "JobCancelled",
+    "JobFailed",
     "JobId",
+    "JobTimeout",
     "LostClaim",
     "ModelFailed",
     "NotFound",

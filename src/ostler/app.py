@@ -6,6 +6,7 @@ import signal as signals
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
 
@@ -14,10 +15,12 @@ from ostler.calls import model as models_of
 from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
 from ostler.errors import BadArguments, ConfigError
-from ostler.flows import BatchId, Chain, Step, store_batch, store_batch_async
+from ostler.flows import Chain, Step, store_batch, store_batch_async
+from ostler.handles import BatchId, JobId
 from ostler.jobs import signature
 from ostler.jobs.hooks import Hooks
 from ostler.jobs.options import check
+from ostler.jobs.outcome import in_seconds
 from ostler.names import pool_name
 from ostler.sessions import spec as sessions_of
 from ostler.sessions.spec import Options as SessionOptions
@@ -28,6 +31,7 @@ from ostler.task import rate as rate_of
 # Loaded where they are needed: each model's worker imports this module, and is to be there soon.
 if TYPE_CHECKING:
     from ostler.config import EnvSettings, PoolSettings, Settings
+    from ostler.jobs.awaiting import Awaiting
     from ostler.jobs.producer import Producer
 
 P = ParamSpec("P")
@@ -61,11 +65,12 @@ class Ostler(Calling):
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
     envs: dict[str, EnvSettings] = field(default_factory=dict, init=False)
     target: str = field(default="", init=False)  # by what name it was loaded
-    schedules: dict[str, tuple[str, str, Step]] = field(default_factory=dict, init=False, repr=False)
+    schedules: dict[str, tuple[str, str, Step[Any]]] = field(default_factory=dict, init=False, repr=False)
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
     hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
+    _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
 
     def job(
         self,
@@ -73,11 +78,11 @@ class Ostler(Calling):
         *,
         name: str | None = None,
         attempts: int = 3,
-        timeout: float | None = None,
+        timeout: float | timedelta | None = None,
         priority: int = 0,
-        backoff: tuple[float, float] | None = None,
+        backoff: tuple[float | timedelta, float | timedelta] | None = None,
         unique: bool | Sequence[str] = False,
-        unique_for: float | None = None,
+        unique_for: float | timedelta | None = None,
         at_once: int | None = None,
         per: str | None = None,
         cron: str | None = None,
@@ -91,13 +96,15 @@ class Ostler(Calling):
         `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
         higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
         same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
-        once over all nodes, `per` value of that parameter. `cron` fires it, in time zone `zone`. `env` names the environment
+        once over all nodes, `per` value of that parameter. Times may be timedeltas. `cron` fires it, in time zone `zone`. `env` names the environment
         (`app.env`) that the queue's workers run in; all jobs of a queue have the same. `gpu_mb` and `memory_mb` are the GPU and
         host memory (MB) that the job needs: a worker of its queue is started when so much is reserved for it. It is no limit.
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
-        policy = {"backoff": backoff, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
+        waits = None if backoff is None else tuple(in_seconds(wait) for wait in backoff)
+        timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
+        policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}
         core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
         return Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env})
@@ -113,7 +120,7 @@ class Ostler(Calling):
         zone: str,
         env: str | None,
         **options: Any,
-    ) -> Task[..., Any]:
+    ) -> Task[Any, Any]:
         called = name or function.__name__
         if not isinstance(called, str) or not called.isprintable() or not 0 < len(called) <= 200:
             raise ConfigError(f"{called!r} is not usable as a job's name: 1 to 200 printable characters, please")
@@ -189,7 +196,7 @@ class Ostler(Calling):
         self.envs[name] = config.described(name, table, caller, f"app.env({name!r})")
         return name
 
-    def cron(self, name: str, spec: str, step: Step, *, zone: str = "UTC") -> None:
+    def cron(self, name: str, spec: str, step: Step[Any], *, zone: str = "UTC") -> None:
         """Store that step whenever the cron expression fires in the time zone. Several nodes fire it once; what was missed while none
         ran is made up for once.
         """
@@ -205,27 +212,39 @@ class Ostler(Calling):
 
     def batch(
         self,
-        steps: Iterable[Step | Chain],
+        steps: Iterable[Step[R] | Chain[R]],
         *,
-        then: Step | None = None,
+        then: Step[Any] | None = None,
         into: str | None = None,
         connection: Any = None,
-    ) -> BatchId:
+    ) -> BatchId[R]:
         """Store jobs that belong together, all or none. When the last of them has ended, `then` is stored once; its parameter `into`
-        gets {"batch", "total", "failed"}. `connection`: in its transaction.
+        gets {"batch", "total", "failed"}: `find_batch` reads the results by that number. `connection`: in its transaction.
         """
         return store_batch(self, steps, then, into, connection)
 
     async def batch_async(
         self,
-        steps: Iterable[Step | Chain],
+        steps: Iterable[Step[R] | Chain[R]],
         *,
-        then: Step | None = None,
+        then: Step[Any] | None = None,
         into: str | None = None,
         connection: Any = None,
-    ) -> BatchId:
+    ) -> BatchId[R]:
         """`batch` without blocking the event loop."""
         return await store_batch_async(self, steps, then, into, connection)
+
+    def find(self, job: int) -> JobId[Any]:
+        """The job with this id, of whichever task, to ask for its status or wait for its result. Raises NotFound."""
+        found = JobId[Any].of(self, job)
+        found.info()
+        return found
+
+    def find_batch(self, batch: int) -> BatchId[Any]:
+        """The batch with this number, to read the results of its jobs. Raises NotFound."""
+        found = BatchId[Any].of(self, batch)
+        found.info()
+        return found
 
     def wake(self) -> None:
         """Let the nodes look for jobs now. After the commit of an SQLite transaction in which jobs were stored with `connection=`:
@@ -457,6 +476,16 @@ class Ostler(Calling):
 
             self._producer = Producer(self.settings())
         return self._producer
+
+    @property
+    def awaiting(self) -> Awaiting:
+        """Waits for jobs of this app; made when it is first used."""
+        producer = self.producer
+        if self._awaiting is None or self._awaiting.producer is not producer:
+            from ostler.jobs.awaiting import Awaiting  # noqa: PLC0415
+
+            self._awaiting = Awaiting(producer)
+        return self._awaiting
 
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
         """The settings as this process sees them."""

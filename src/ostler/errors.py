@@ -20,6 +20,9 @@ OstlerError
 │   ├── CallBusy         429, 503  nothing was run; `retry_after` says when to try again
 │   ├── CallTimeout      504  it took longer than it may; also a TimeoutError
 │   └── ModelFailed      500, 502, 503, 507  the model raised, died or cannot be loaded; a call that had begun may have had effects
+├── JobFailed            500  `.result()` of a job that failed for good; it has the job's code, message and traceback
+│   └── JobCancelled     409  … of a job that was cancelled
+├── JobTimeout           504  the job has not ended in time; it goes on. Also a TimeoutError
 ├── Unreachable          502  another node cannot be reached from here
 ├── NodeLost             503  this node was declared dead by another: what it had is dropped
 └── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
@@ -168,6 +171,44 @@ class ModelFailed(CallError):
     """The model raised, its process died, or it cannot be loaded. A call that had begun may have had effects, and is not repeated."""
 
     code = "MODEL_ERROR"
+
+
+class JobFailed(OstlerError):
+    """The job that somebody waited for failed for good. `code`, `message` and `traceback` are those of its last run; `job` is its id."""
+
+    status = 500
+
+    def __init__(self, job: int, task: str, code: str, message: str, traceback: str | None = None) -> None:
+        super().__init__(job, task, code, message, traceback)  # all of them: an exception is pickled with these
+        self.job, self.task, self.code, self.message, self.traceback = job, task, code, message, traceback
+        if traceback:
+            self.add_note(f"\nIn the worker:\n{traceback.rstrip()}")
+
+    def __str__(self) -> str:
+        return f"job {self.job} ({self.task}) failed with {self.code}: {self.message}"
+
+
+class JobCancelled(JobFailed):
+    """The job that somebody waited for was cancelled."""
+
+    status = 409
+
+    def __str__(self) -> str:
+        return f"job {self.job} ({self.task}) was cancelled: {self.message}"
+
+
+class JobTimeout(OstlerError, TimeoutError):
+    """The job has not ended in time. It goes on; `state` is the status that was found."""
+
+    code = "TIMEOUT"
+    status = 504
+
+    def __init__(self, job: int, task: str, state: str, message: str) -> None:
+        super().__init__(job, task, state, message)
+        self.job, self.task, self.state, self.message = job, task, state, message
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class Unreachable(OstlerError):

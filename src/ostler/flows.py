@@ -3,43 +3,41 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ostler.errors import BadArguments
+from ostler.handles import BatchId, JobId, R_co
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
     from ostler.store.rows import NewJob
 
-
-class JobId(int):
-    """The id of a stored job; an int that also answers to `.id`."""
-
-    @property
-    def id(self) -> int:
-        return int(self)
+T = TypeVar("T")
 
 
-class Step:
+class Step(Generic[R_co]):
     """A job to be: `task.s(…)`. Checked when it is stored."""
 
     def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._app, self._row, self._args, self._options = app, row, args, dict(options)
         self.connection: Any = self._options.pop("connection", None)
 
-    def then(self, step: Step, into: str | None = None) -> Chain:
+    def then(self, step: Step[T], into: str | None = None) -> Chain[T]:
         """Go on with that step when this one is done; `into` names the parameter that takes this one's result."""
         return Chain([(self, None)]).then(step, into)
 
-    def enqueue(self, connection: Any = None) -> JobId:
+    def enqueue(self, connection: Any = None) -> JobId[R_co]:
         """Store it alone; with a `connection`, in its transaction."""
-        return JobId(self._app.producer.enqueue([self.prepared()], _chosen(connection, self.connection))[0])
+        chosen = _chosen(connection, self.connection)
+        stored = self._app.producer.enqueue([self.prepared()], chosen)
+        return JobId.of(self._app, stored[0], guest=chosen is not None)
 
-    async def enqueue_async(self, connection: Any = None) -> JobId:
+    async def enqueue_async(self, connection: Any = None) -> JobId[R_co]:
         """`enqueue` without blocking the event loop."""
         chosen = _chosen(connection, self.connection)
-        return JobId((await self._app.producer.enqueue_async([self.prepared()], chosen))[0])
+        stored = await self._app.producer.enqueue_async([self.prepared()], chosen)
+        return JobId.of(self._app, stored[0], guest=chosen is not None)
 
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
         """The job to store; raises InputError."""
@@ -61,7 +59,7 @@ class Step:
         self.prepared(into)  # all checks, the delay's too
         return step_of(self.prepared(into, delay=None), into, self._options.get("delay"))
 
-    def without_connection(self) -> Step:
+    def without_connection(self) -> Step[R_co]:
         """Itself, as a part of something that is stored as a whole; raises BadArguments when it has a connection of its own."""
         if self.connection is not None:
             raise BadArguments(
@@ -76,30 +74,36 @@ class Step:
         return found
 
 
-class Chain:
+class Chain(Generic[R_co]):
     """Steps one after another. If one fails for good, those behind it are not stored."""
 
-    def __init__(self, steps: list[tuple[Step, str | None]]) -> None:
+    def __init__(self, steps: list[tuple[Step[Any], str | None]]) -> None:
         self._steps = steps
 
-    def then(self, step: Step, into: str | None = None) -> Chain:
+    def then(self, step: Step[T], into: str | None = None) -> Chain[T]:
         if not isinstance(step, Step):
             raise BadArguments(f"a chain goes on with one step, such as task.s(…), found {type(step).__name__}")
         return Chain([*self._steps, (step, into)])
 
-    def enqueue(self, connection: Any = None) -> JobId:
-        """Store the first step with all that follows; its id. With a `connection`, in its transaction."""
-        first = self._steps[0][0]
-        producer = first._app.producer  # noqa: SLF001
-        return JobId(producer.enqueue([self.prepared()], _chosen(connection, first.connection))[0])
+    def enqueue(self, connection: Any = None) -> JobId[R_co]:
+        """Store the first step with all that follows; its id, whose `result` is that of the last step. With a `connection`, in its
+        transaction.
+        """
+        app, chosen = self._app, _chosen(connection, self._steps[0][0].connection)
+        stored = app.producer.enqueue([self.prepared()], chosen)
+        return JobId.of(app, stored[0], chain=True, guest=chosen is not None)
 
-    async def enqueue_async(self, connection: Any = None) -> JobId:
+    async def enqueue_async(self, connection: Any = None) -> JobId[R_co]:
         """`enqueue` without blocking the event loop."""
-        first = self._steps[0][0]
-        producer = first._app.producer  # noqa: SLF001
-        return JobId((await producer.enqueue_async([self.prepared()], _chosen(connection, first.connection)))[0])
+        app, chosen = self._app, _chosen(connection, self._steps[0][0].connection)
+        stored = await app.producer.enqueue_async([self.prepared()], chosen)
+        return JobId.of(app, stored[0], chain=True, guest=chosen is not None)
 
-    def without_connection(self) -> Chain:
+    @property
+    def _app(self) -> Ostler:
+        return self._steps[0][0]._app  # noqa: SLF001
+
+    def without_connection(self) -> Chain[R_co]:
         """Itself, as a part of a batch."""
         self._steps[0][0].without_connection()
         return self
@@ -109,28 +113,26 @@ class Chain:
         return self._steps[0][0].prepared(next=json.dumps(following))
 
 
-class BatchId(int):
-    """The id of a batch; `jobs` are the ids of its jobs."""
-
-    jobs: list[JobId]
-
-
 def store_batch(
-    app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None, connection: Any
-) -> BatchId:
+    app: Ostler, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
+) -> BatchId[T]:
     """See `Ostler.batch`."""
-    return _batch_id(*app.producer.batch(*_prepared(steps, then, into), connection))
+    parts = [*steps]
+    batch, jobs = app.producer.batch(*_prepared(parts, then, into), connection)
+    return _batch_id(app, batch, jobs, parts, connection)
 
 
 async def store_batch_async(
-    app: Ostler, steps: Iterable[Step | Chain], then: Step | None, into: str | None, connection: Any
-) -> BatchId:
+    app: Ostler, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
+) -> BatchId[T]:
     """See `Ostler.batch_async`."""
-    return _batch_id(*await app.producer.batch_async(*_prepared(steps, then, into), connection))
+    parts = [*steps]
+    batch, jobs = await app.producer.batch_async(*_prepared(parts, then, into), connection)
+    return _batch_id(app, batch, jobs, parts, connection)
 
 
 def _prepared(
-    steps: Iterable[Step | Chain], then: Step | None, into: str | None
+    steps: list[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None
 ) -> tuple[list[NewJob], dict[str, Any] | None]:
     if then is not None and not isinstance(then, Step):
         raise BadArguments(f"then must be one step, such as task.s(…), found {type(then).__name__}")
@@ -138,10 +140,12 @@ def _prepared(
     return [step.without_connection().prepared() for step in steps], callback
 
 
-def _batch_id(batch: int, jobs: Sequence[int]) -> BatchId:
-    stored = BatchId(batch)
-    stored.jobs = [JobId(job) for job in jobs]
-    return stored
+def _batch_id(app: Ostler, batch: int, jobs: list[int], parts: list[Step[T] | Chain[T]], connection: Any) -> BatchId[T]:
+    guest = connection is not None
+    made = [
+        JobId[T].of(app, job, chain=isinstance(part, Chain), guest=guest) for job, part in zip(jobs, parts, strict=True)
+    ]
+    return BatchId.of(app, batch, made)
 
 
 def _chosen(given: Any, own: Any) -> Any:

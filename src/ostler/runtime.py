@@ -51,6 +51,7 @@ from ostler.live.broker import Broker
 from ostler.live.incidents import Incidents
 from ostler.live.remote import SECRET
 from ostler.live.tails import Tails
+from ostler.live.waiters import Waiters
 from ostler.live.watch import Watch
 from ostler.parts import Part, running
 from ostler.plane.access import Access
@@ -302,6 +303,7 @@ class Node:
             sessions=self._sessions,
         )
         tails = Tails(bus)
+        waiters = Waiters(bus, lanes.glance, settings.poll_interval)
         places: Places | None = None
         if self._gateway and self._is_shared:
             places = Places(self._gateway, models, lanes.records, member, self._secret)
@@ -323,6 +325,7 @@ class Node:
             broker=broker,
             watch=watch,
             tails=tails,
+            waiters=waiters,
             secret=self._secret,
             models=models,
             calls=calls,
@@ -359,6 +362,7 @@ class Node:
             web,
             watch,
             tails,
+            waiters,
         ]
         return _Parts(supervisor, order)
 

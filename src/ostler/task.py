@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from ostler import loading
 from ostler.errors import BadArguments, ConfigError
-from ostler.flows import JobId, Step
+from ostler.flows import Step
+from ostler.handles import JobId, R_co
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
-from ostler.jobs.options import check
+from ostler.jobs.options import JobOptions, check, plain
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -21,12 +22,17 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
-class Task(Generic[P, R]):
-    """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers."""
+class Task(Generic[P, R_co]):
+    """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers.
 
-    def __init__(self, app: Ostler, function: Callable[..., R], row: dict[str, Any], env: str | None = None) -> None:
+    For type checkers it has the function's parameters and what the function returns: of an async one a coroutine, of which ids and
+    steps have the result.
+    """
+
+    def __init__(self, app: Ostler, function: Callable[..., R_co], row: dict[str, Any], env: str | None = None) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self.function = function
@@ -38,15 +44,19 @@ class Task(Generic[P, R]):
         self._names = list(inspect.signature(function).parameters)[1:]
         self._options: dict[str, Any] = {}
 
-    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
         """The plain function: no queue, no worker."""
         return self.function(job, *args, **kwargs)
 
     @overload
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    def enqueue(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> JobId[T]: ...
     @overload
-    def enqueue(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
-    def enqueue(self, *args: Any, **kwargs: Any) -> JobId:
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobId[R_co]: ...
+    @overload
+    def enqueue(self: Task[P, Coroutine[Any, Any, T]], *args: Any, connection: Any, **kwargs: Any) -> JobId[T]: ...
+    @overload
+    def enqueue(self, *args: Any, connection: Any, **kwargs: Any) -> JobId[R_co]: ...
+    def enqueue(self, *args: Any, **kwargs: Any) -> JobId[Any]:
         """Store a job; when this returns, it survives a power cut. Raises InputError or StoreBusy; then nothing was stored.
 
         Of a unique job that is already there, the id of that one. With `connection=`, the job is stored in the transaction of that
@@ -54,47 +64,80 @@ class Task(Generic[P, R]):
         """
         return self._step(args, kwargs).enqueue()
 
-    def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+    @overload
+    def enqueue_many(
+        self: Task[P, Coroutine[Any, Any, T]], many: Iterable[dict[str, Any]], *, connection: Any = None
+    ) -> list[JobId[T]]: ...
+    @overload
+    def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[R_co]]: ...
+    def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[Any]]:
         """Store a job for each set of arguments, thousands in one transaction: all or none. `connection`: in its transaction."""
         prepared, connection = self._many(many, connection)
-        return [JobId(job) for job in self._app.producer.enqueue(prepared, connection)] if prepared else []
+        stored = self._app.producer.enqueue(prepared, connection) if prepared else []
+        return [JobId.of(self._app, job, guest=connection is not None) for job in stored]
 
-    async def enqueue_many_async(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId]:
+    @overload
+    async def enqueue_many_async(
+        self: Task[P, Coroutine[Any, Any, T]], many: Iterable[dict[str, Any]], *, connection: Any = None
+    ) -> list[JobId[T]]: ...
+    @overload
+    async def enqueue_many_async(
+        self, many: Iterable[dict[str, Any]], *, connection: Any = None
+    ) -> list[JobId[R_co]]: ...
+    async def enqueue_many_async(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[Any]]:
         """`enqueue_many` without blocking the event loop."""
         loading.refuse()  # here, where the caller's line is known
         prepared, connection = self._many(many, connection)
         stored = await self._app.producer.enqueue_async(prepared, connection) if prepared else []
-        return [JobId(job) for job in stored]
+        return [JobId.of(self._app, job, guest=connection is not None) for job in stored]
 
     def _many(self, many: Iterable[dict[str, Any]], connection: Any) -> tuple[list[NewJob], Any]:
         options = {**self._options}
         own = options.pop("connection", None)
-        prepared = [Step(self._app, self.row, args, options).prepared() for args in many]
+        prepared = [Step[Any](self._app, self.row, args, options).prepared() for args in many]
         return prepared, own if connection is None else connection
 
-    def s(self, *args: P.args, **kwargs: P.kwargs) -> Step:
-        """A step with these arguments, for chains, batches and schedules."""
+    @overload
+    def s(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Step[T]: ...
+    @overload
+    def s(self, *args: P.args, **kwargs: P.kwargs) -> Step[R_co]: ...
+    @overload
+    def s(self: Task[P, Coroutine[Any, Any, T]], **kwargs: Any) -> Step[T]: ...
+    @overload
+    def s(self, **kwargs: Any) -> Step[R_co]: ...
+    def s(self, *args: Any, **kwargs: Any) -> Step[Any]:
+        """A step with these arguments, for chains, batches and schedules. The argument that takes the result of the step before it
+        (`into`) is left out.
+        """
         return Step(self._app, self.row, self._bound(args, kwargs), self._options)
 
-    def options(self, **options: Any) -> Task[P, R]:
+    def options(self, **options: Unpack[JobOptions]) -> Task[P, R_co]:
         """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max;
-        and `connection`, in whose transaction the job is stored.
+        and `connection`, in whose transaction the job is stored. Times are seconds or a timedelta, `run_at` is a datetime or
+        milliseconds UTC.
         """
-        check(f"task {self.name!r}", {name: value for name, value in options.items() if name != "connection"})
+        given = plain(f"task {self.name!r}", options)
+        check(f"task {self.name!r}", {name: value for name, value in given.items() if name != "connection"})
         other = copy.copy(self)
-        other._options = {**self._options, **options}  # noqa: SLF001
+        other._options = {**self._options, **given}  # noqa: SLF001
         return other
 
     @overload
-    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId: ...
+    async def enqueue_async(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> JobId[T]: ...
     @overload
-    async def enqueue_async(self, *args: Any, connection: Any, **kwargs: Any) -> JobId: ...
-    async def enqueue_async(self, *args: Any, **kwargs: Any) -> JobId:
+    async def enqueue_async(self, *args: P.args, **kwargs: P.kwargs) -> JobId[R_co]: ...
+    @overload
+    async def enqueue_async(
+        self: Task[P, Coroutine[Any, Any, T]], *args: Any, connection: Any, **kwargs: Any
+    ) -> JobId[T]: ...
+    @overload
+    async def enqueue_async(self, *args: Any, connection: Any, **kwargs: Any) -> JobId[R_co]: ...
+    async def enqueue_async(self, *args: Any, **kwargs: Any) -> JobId[Any]:
         """`enqueue` without blocking the event loop; a `connection` must be an async one."""
         loading.refuse()  # here, where the caller's line is known
         return await self._step(args, kwargs).enqueue_async()
 
-    def _step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Step:
+    def _step(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Step[Any]:
         options = self._options
         if "connection" in kwargs and "connection" not in self._names:
             options = {**options, "connection": kwargs.pop("connection")}
@@ -113,17 +156,14 @@ class Task(Generic[P, R]):
 
 
 class Declare:
-    """What `@app.job(...)` returns: typed for plain and for async functions."""
+    """What `@app.job(...)` returns: a decorator that keeps the function's types."""
 
     def __init__(self, app: Ostler, options: dict[str, Any]) -> None:
         self._app, self._options = app, options
 
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], Awaitable[R]]) -> Task[P, Awaitable[R]]: ...
-    @overload
-    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]: ...
-    def __call__(self, function: Callable[..., Any]) -> Task[..., Any]:
-        return self._app._declare(function, **self._options)  # noqa: SLF001
+    def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]:
+        declared: Task[P, R] = self._app._declare(function, **self._options)  # noqa: SLF001
+        return declared
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -8,8 +8,8 @@
             with kill_at("source:ready"):
                 bench.run()                     # dies there, like a worker that was killed
             bench.run()
-            assert bench.job(job)["status"] == "done"
-            assert bench.job(job)["crashes"] == 1
+            assert job.result() == {"seconds": 2}
+            assert job.info()["crashes"] == 1
 
 The store is a real one in a temporary directory. Jobs run through the code that a worker runs, and what follows from each end is
 decided by the code that a node runs; only the process is missing: the function runs in the test's own.
@@ -22,22 +22,27 @@ import contextlib
 import json
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from ostler.app import Ostler
-from ostler.flows import JobId, Step
+from ostler.errors import BadArguments
+from ostler.flows import Step
+from ostler.handles import JobId
 from ostler.jobs import execute, schedule, verdict
+from ostler.jobs.awaiting import Awaiting
 from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
-from ostler.store.rows import Claim, Finish, Note, Requeue, Turn
+from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
 
+P = ParamSpec("P")
+R = TypeVar("R")
 _NODE, _WORKER = "bench", "worker:bench:0"
 
 
@@ -59,6 +64,21 @@ def kill_at(event: str) -> Iterator[None]:
             _deaths.remove(event)
 
 
+class _Here(Awaiting):
+    """Nothing runs jobs while a test waits."""
+
+    def ended(self, job: int, until: float | None) -> dict[str, Any]:
+        found = self.look(job)
+        if until is None and found["status"] not in ENDED:
+            raise BadArguments(
+                f"job {job} is {found['status']}, and nothing runs it while you wait: call bench.run() first"
+            )
+        return super().ended(job, until)
+
+    async def ended_async(self, job: int, until: float | None) -> dict[str, Any]:
+        return await asyncio.to_thread(self.ended, job, until)
+
+
 class Bench:
     """An app's jobs without a node. `now` is the clock, in seconds; `advance` moves it."""
 
@@ -77,6 +97,7 @@ class Bench:
             self._saved[name] = os.environ.get(name)
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
+        self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
             {
@@ -97,7 +118,7 @@ class Bench:
     ) -> None:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
-        self.app._producer = self._producer  # noqa: SLF001
+        self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
         self.store.close()
         for name, value in self._saved.items():
             if value is None:
@@ -111,16 +132,20 @@ class Bench:
 
     # ---- what a test does
 
-    def enqueue(self, task: Task[..., Any], **args: Any) -> JobId:
+    @overload
+    def enqueue(self, task: Task[P, Coroutine[Any, Any, R]], *args: P.args, **kwargs: P.kwargs) -> JobId[R]: ...
+    @overload
+    def enqueue(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobId[R]: ...
+    def enqueue(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> JobId[Any]:
         """Store a job at the bench's time."""
-        return self.put(task.s(**args))
+        return self.put(task.s(*args, **kwargs))
 
-    def put(self, step: Step) -> JobId:
+    def put(self, step: Step[R]) -> JobId[R]:
         """Store a step at the bench's time."""
         job = step.prepared()
         if step.delay is not None:  # by the bench's clock
             job = job._replace(run_at=self._ms() + int(step.delay * 1000))
-        return JobId(self.store.jobs.enqueue([job], self._ms())[0])
+        return JobId.of(self.app, self.store.jobs.enqueue([job], self._ms())[0])
 
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ostler import BadArguments, ConfigError, Ostler
+from ostler import BadArguments, ConfigError, Ostler, Retry, Snooze
 from ostler.jobs.producer import prepare
 from ostler.jobs.signature import describe
 
@@ -139,3 +140,24 @@ def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
 def test_a_name_that_cannot_be_shown_is_refused(name: object) -> None:
     with pytest.raises(ConfigError, match="not usable as a job's name"):
         Ostler().job(queue="q", name=name)(lambda job: None)  # type: ignore[arg-type]
+
+
+def test_times_may_be_datetimes_and_timedeltas() -> None:
+    app, hour = Ostler(), timedelta(hours=1)
+    task = app.job(timeout=2 * hour, backoff=(1, hour), unique_for=hour)(_x)
+    assert task.row["timeout"] == 7200
+    assert task.row["policy"] == {"unique": True, "unique_for": 3600, "backoff": {"base": 1, "max": 3600}}
+    noon = datetime(2030, 1, 1, 12, tzinfo=timezone(hour))
+    job = task.options(run_at=noon, timeout=hour, unique_for=2 * hour).s().prepared()
+    assert (job.run_at, job.timeout, job.unique_for) == (int(noon.timestamp()) * 1000, 3600, 7200)
+    assert task.options(delay=hour).s().delay == 3600
+    assert task.s().then(task.options(delay=hour).s()).prepared().next.count('"delay": 3600') == 1
+    assert (Retry(after=hour).after, Snooze(hour).after) == (3600, 3600)
+    with pytest.raises(BadArguments, match=r"run_at 2030-01-01T12:00:00 has no time zone.*timezone.utc"):
+        task.options(run_at=noon.replace(tzinfo=None))
+    with pytest.raises(BadArguments, match="delay must be a number of seconds from 0"):
+        task.options(delay=-hour)
+    with pytest.raises(BadArguments, match="run_at must be"):
+        task.options(run_at=hour)
+    with pytest.raises(BadArguments, match="delay must be a number of seconds"):
+        task.options(delay=noon)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import os
 import signal
+import sqlite3
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -179,6 +181,26 @@ def test_a_pool_that_is_paused_takes_nobody_until_it_is_resumed(node: Node) -> N
     assert status == 503
     assert node.post("/api/v1/pools/echo/resume")[0] == 200
     until(lambda: ask(node, "echo"), "it to serve again")
+
+
+def test_what_the_registry_has_lost_is_put_back_when_a_client_needs_it(node: Node) -> None:
+    with contextlib.closing(sqlite3.connect(node.folder / "ostler.db", timeout=30)) as store:
+        with store:
+            assert store.execute("DELETE FROM session_workers WHERE pool = 'program'").rowcount == 1
+        with session(node, "program", "?wait=5") as client:
+            assert say(client, "hello") == "hello"
+        assert store.execute("SELECT count(*) FROM session_workers WHERE pool = 'program'").fetchone() == (1,)
+
+
+def test_a_pause_of_all_counts_for_sessions_and_one_is_over_also_for_a_pool_whose_worker_has_gone_meanwhile(
+    node: Node,
+) -> None:
+    assert node.post("/api/v1/workers/pause")[0] == 200
+    assert refusal(node, "program", "?wait=0.2")[0] == 503
+    assert node.post("/api/v1/workers/worker:program:0/drain")[0] == 200
+    node.wait_status("worker:program:0", "stopped")
+    assert node.post("/api/v1/workers/resume")[0] == 200
+    until(lambda: ask(node, "program"), "it to serve again")
 
 
 # ---- recycling

@@ -198,6 +198,12 @@ async def answered(links: Links, question: Question) -> Answer:
         return Answer(items, reply.headers.get("x-ostler-request-id"), None, None)
 
 
+async def fetched(links: Links, question: Question) -> tuple[int, bytes]:
+    """Status and body of any request, whatever they say. Raises CallError when there is no whole answer."""
+    async with _exchange(links, question) as reply:
+        return reply.status, await reply.read(question.most)
+
+
 async def items_of(links: Links, question: Question) -> AsyncGenerator[Any, None]:
     async with _exchange(links, question) as reply:
         if not reply.streams:

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments
-from ostler.jobs import signature
+from ostler.jobs import handle, signature
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import CANCELLED, Cancel, Cancelled, Fail, Retry, Snooze, is_wait
 from ostler.jobs.results import LostClaim
@@ -56,6 +56,7 @@ def run(
             raise Fail("UNKNOWN_TASK", f"this app declares no task {job.task!r}; declare it again, then retry the job")
         values = json.loads(args)
         signature.check(job.task, task.parameters, values)
+        handle.running = job
         result = task.function(job, **values)
         if _is_async(task.function):
             result = wait(result)
@@ -70,6 +71,8 @@ def run(
         except BaseException:  # noqa: BLE001
             what = {"code": "ERROR", "message": "it raised an exception that cannot be shown"}
             return ("fail", id_, fence, "transient", what, None)
+    finally:
+        handle.running = None
 
 
 def _failed(error: BaseException, *, cancelled: bool) -> tuple[str, dict[str, str], float | None]:

@@ -27,6 +27,7 @@ def _clean(text: str) -> str:
     return str(text).encode("utf-8", "replace").decode()[:500]
 
 
+running: Job | None = None  # the job that this process runs now; also for threads of that job
 _making = threading.Lock()  # threads of a job that ask for its scratch at once
 
 

@@ -6,9 +6,11 @@ Standard library alone: producers and workers check with it.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from datetime import datetime, timedelta
+from typing import Any, NamedTuple, TypedDict
 
 from ostler.errors import BadArguments
+from ostler.jobs.outcome import in_seconds
 
 
 class Option(NamedTuple):
@@ -34,6 +36,49 @@ OPTIONS: dict[str, Option] = {
         int, "how many jobs with the same limit_key run at once", "a whole number from 1", 1, 1_000_000
     ),
 }
+
+
+class JobOptions(TypedDict, total=False):
+    """What `task.options(…)` takes; None is not given. Times are seconds, or a timedelta."""
+
+    attempts: int | None
+    """Runs in all."""
+    timeout: float | timedelta | None
+    """Until its worker is killed."""
+    priority: int | None
+    """Higher runs first."""
+    delay: float | timedelta | None
+    """From now."""
+    run_at: datetime | int | None
+    """Not before this time: a datetime with a time zone, or milliseconds UTC."""
+    unique_key: str | None
+    """One job of this task for each key, while it is live."""
+    unique_for: float | timedelta | None
+    """… or for so long."""
+    limit_key: str | None
+    """Of jobs with the same key, limit_max run at once."""
+    limit_max: int | None
+    """How many jobs with the same limit_key run at once."""
+    connection: Any
+    """A database connection, in whose transaction the job is stored."""
+
+
+def plain(whose: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as they are stored: datetimes as milliseconds UTC, timedeltas as seconds. Raises BadArguments."""
+    return {name: _plain(whose, name, value) for name, value in options.items()}
+
+
+def _plain(whose: str, name: str, value: Any) -> Any:
+    if name != "run_at":
+        return in_seconds(value)
+    if not isinstance(value, datetime):
+        return value
+    if value.utcoffset() is None:
+        raise BadArguments(
+            f"{whose}: run_at {value.isoformat()} has no time zone, so it could be any of 24 hours; "
+            "write datetime.now(timezone.utc) + …, or value.astimezone() for the time zone of this machine"
+        )
+    return round(value.timestamp() * 1000)
 
 
 def check(whose: str, options: Mapping[str, Any]) -> None:

@@ -6,11 +6,17 @@ Returning is success. `Fail` is permanent, `Retry` asks for another run, `Snooze
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 from ostler.errors import OstlerError
 
 CANCELLED = "cancelled while it ran"  # what is told of a job that somebody else cancelled
+
+
+def in_seconds(value: Any) -> Any:
+    """A timedelta as seconds; anything else as it is."""
+    return value.total_seconds() if isinstance(value, timedelta) else value
 
 
 def is_wait(after: Any) -> bool:
@@ -27,20 +33,22 @@ class Fail(OstlerError):
 
 
 class Retry(OstlerError):
-    """Raise it in a job: run again `after` seconds (default: the usual backoff), while attempts are left."""
+    """Raise it in a job: run again `after` seconds or a timedelta (default: the usual backoff), while attempts are left."""
 
-    def __init__(self, message: str = "", *, after: float | None = None) -> None:
+    def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(message or "the job asked for another run")
+        after = in_seconds(after)
         if after is not None and not is_wait(after):
             raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after
 
 
 class Snooze(OstlerError):
-    """Raise it in a job: not now, again after so many seconds. Costs no attempt."""
+    """Raise it in a job: not now, again after so many seconds or a timedelta. Costs no attempt."""
 
-    def __init__(self, after: float, message: str = "") -> None:
+    def __init__(self, after: float | timedelta, message: str = "") -> None:
         super().__init__(message or "the job asked to be run later")
+        after = in_seconds(after)
         if not is_wait(after):
             raise ValueError(f"Snooze({after!r}): it must be a number of seconds from 0 to 1e9")
         self.after = after

@@ -173,6 +173,16 @@ class Producer:
             return _pair(foreign.batch(self.settings, connection, jobs, callback))
         return self._patiently(lambda store: store.jobs.flows.batch(jobs, callback, store.now()))
 
+    def read(self, work: Callable[[Store], T]) -> T:
+        """What the work finds in the store. Raises StoreBusy when the store was away for all of `store_patience`."""
+        return self._patiently(work)
+
+    def cancel(self, job: int) -> str:
+        """Cancel a job, and wake the node; the status that it had. Raises NotFound or Conflict."""
+        found = self._patiently(lambda store: store.jobs.cancel(job, store.now()))
+        self.wake()
+        return found
+
     def _patiently(self, work: Callable[[Store], T]) -> T:
         """Try while nothing was stored and the patience lasts: a server that restarts is back in seconds."""
         deadline, delay = time.monotonic() + self.settings.store_patience, 0.05

@@ -55,6 +55,7 @@ class Live:
     opened: dict[str, Any] | None = None
     is_open: bool = False  # the worker has opened it, or need not
     admitted: bool = False
+    again: bool = False  # the registry has refused it once
     ticket: str = ""
     clock: asyncio.TimerHandle | None = None
     bytes_in: int = 0

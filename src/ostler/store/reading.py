@@ -167,6 +167,20 @@ class JobReading:
         """Which of these run or wait for another run: their scratch is not to be touched."""
         return {row["id"] for row in self._db.run("live_jobs", ids=json.dumps(list(ids)))}
 
+    def ended(self, ids: Sequence[int]) -> set[int]:
+        """Which of these are done, failed or cancelled, or are no more."""
+        return {*ids} - {row["id"] for row in self._db.run("open_jobs", ids=json.dumps(list(ids)))}
+
+    def newest_step(self, chain: int) -> int:
+        """The job of the newest step of a chain that was stored; `chain` is the job of its first step."""
+        rows = self._db.run("chain_newest", chain=chain)
+        return int(rows[0]["id"]) if rows else chain
+
+    def of_batch(self, batch: int, after: int, limit: int) -> builtins.list[tuple[int, bool]]:
+        """The batch's jobs above `after`, oldest first, and whether each begins a chain."""
+        rows = self._db.run("batch_jobs", batch=batch, after=after, limit=limit)
+        return [(row["id"], row["chain"] is not None) for row in rows]
+
     def tasks(self) -> dict[str, dict[str, Any]]:
         """The declared tasks by name."""
         return {

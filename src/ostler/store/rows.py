@@ -24,6 +24,9 @@ class JobStatus(StrEnum):
     CANCELLED = "cancelled"
 
 
+ENDED = frozenset({JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED})
+
+
 class NewJob(NamedTuple):
     """A job that was checked and can be stored. `args`, `backoff` and `next` are JSON text; `unique_for` None: while it is live.
 

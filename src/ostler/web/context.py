@@ -15,6 +15,7 @@ from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.live.broker import Broker
 from ostler.live.tails import Tails
+from ostler.live.waiters import Waiters
 from ostler.live.watch import Watch
 from ostler.sessions.shown import Sessions
 from ostler.store import now_ms
@@ -47,6 +48,7 @@ class Context:
     broker: Broker
     watch: Watch
     tails: Tails
+    waiters: Waiters
     secret: str
     models: Callable[[], dict[str, dict[str, Any]]]  # those that can be called, and how they are
     gpu_lock: Callable[[], bool | None]  # in exclusive mode: whether a call has the GPUs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from typing import Annotated, Any, TypeVar
@@ -13,14 +14,16 @@ from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
+from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
-from ostler.store.rows import JobStatus, NewJob
+from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
 from ostler.web.context import Context
 from ostler.web.errors import in_words
 from ostler.web.render import JSONResponse
 
+_WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the end of the job; 503 when too many wait already")
 LARGEST = 2**63 - 1  # the largest number that a store can hold
 Id = Annotated[int, Path(ge=0, le=LARGEST)]
 _ENVELOPE = 4096  # what a request may have besides its arguments
@@ -116,7 +119,17 @@ def router(context: Context) -> APIRouter:
         return JSONResponse({"jobs": jobs, "next": following})
 
     @routes.get("/{job}", response_model=JobDetail, summary="A job with the newest part of its timeline")
-    async def one(job: Id) -> JSONResponse:
+    async def one(request: Request, job: Id, wait: Annotated[float, _WAIT] = 0) -> JSONResponse:
+        """With `wait`, the answer comes when the job has ended, or as it is after so many seconds."""
+        if not wait:
+            return JSONResponse(await look(job))
+        with context.waiters.waiting(job) as ended:
+            found = await look(job)
+            if found["status"] in ENDED or not await _in_time(request, ended, wait):
+                return JSONResponse(found)
+        return JSONResponse(await look(job))
+
+    async def look(job: int) -> dict[str, Any]:
         limits = context.dispatcher.limits
         held = context.dispatcher.pressure.reasons(time.monotonic())
 
@@ -124,7 +137,7 @@ def router(context: Context) -> APIRouter:
             waiting = explain(store, job, now_ms(), limits=limits, held=held)
             return {**store.jobs.get(job), "waiting_for": waiting}
 
-        return JSONResponse(await context.glance.call(read))
+        return await context.glance.call(read)
 
     @routes.get("/{job}/events", response_model=EventPage, summary="A job's timeline, oldest first")
     async def events(
@@ -163,6 +176,21 @@ def router(context: Context) -> APIRouter:
         return JSONResponse(await context.glance.call(lambda store: store.jobs.get(job)))
 
     return routes
+
+
+async def _in_time(request: Request, ended: asyncio.Future[None], seconds: float) -> bool:
+    """Wait for the future, for so many seconds; False when the client has left meanwhile."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    gone = asyncio.ensure_future(left())
+    try:
+        await asyncio.wait({ended, gone}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return not gone.done()
+    finally:
+        gone.cancel()
 
 
 def body(model: type[BaseModel]) -> dict[str, Any]:

@@ -46,3 +46,13 @@ id < :cursor
 -- In any case of letters. `coded` is the text as JSON in ASCII has it.
 id >= :floor AND (id::text = :search OR task ILIKE :like ESCAPE '\' OR args ILIKE :like ESCAPE '\'
   OR args ILIKE :coded ESCAPE '\' OR error ILIKE :like ESCAPE '\' OR error ILIKE :coded ESCAPE '\')
+
+-- name: open_jobs
+SELECT id FROM ostler.jobs WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v)) AND status IN ('queued', 'processing');
+
+-- name: chain_newest
+SELECT id FROM ostler.jobs WHERE chain = :chain ORDER BY step DESC LIMIT 1;
+
+-- name: batch_jobs
+-- Of a chain, its first job.
+SELECT id, chain FROM ostler.jobs WHERE batch = :batch AND id > :after AND (step IS NULL OR step = 0) ORDER BY id LIMIT :limit;

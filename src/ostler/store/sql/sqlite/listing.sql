@@ -46,3 +46,13 @@ id < :cursor
 -- In any case of ASCII letters. `coded` is the text as JSON in ASCII has it.
 id >= :floor AND (CAST(id AS TEXT) = :search OR task LIKE :like ESCAPE '\' OR args LIKE :like ESCAPE '\'
   OR args LIKE :coded ESCAPE '\' OR error LIKE :like ESCAPE '\' OR error LIKE :coded ESCAPE '\')
+
+-- name: open_jobs
+SELECT id FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND status IN ('queued', 'processing');
+
+-- name: chain_newest
+SELECT id FROM jobs WHERE chain = :chain ORDER BY step DESC LIMIT 1;
+
+-- name: batch_jobs
+-- Of a chain, its first job.
+SELECT id, chain FROM jobs WHERE batch = :batch AND id > :after AND (step IS NULL OR step = 0) ORDER BY id LIMIT :limit;

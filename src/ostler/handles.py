@@ -1,0 +1,240 @@
+"""What storing a job or a batch returns: its id, an int that can also be asked about what it names. Standard library alone."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from datetime import timedelta
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
+
+from ostler.errors import ConfigError, JobFailed, NotFound
+
+if TYPE_CHECKING:
+    from ostler.app import Ostler
+    from ostler.store.store import Store
+
+R_co = TypeVar("R_co", covariant=True)
+Timeout = float | timedelta | None
+Status = Literal["queued", "processing", "done", "failed", "cancelled"]
+_PAGE = 200  # jobs or events that are read at once
+
+
+class JobId(int, Generic[R_co]):
+    """The id of a stored job: an int that can also be asked how the job is and what it returned.
+
+    That of a chain is the id of its first job and stands for the whole chain: `result` is the last step's, everything else is that of
+    the newest step.
+    """
+
+    _app: Ostler | None = None
+    _is_chain = False
+    _is_guest = False  # it was stored in a transaction of the caller's
+
+    @classmethod
+    def of(cls, app: Ostler, job: int, *, chain: bool = False, guest: bool = False) -> Self:
+        made = cls(job)
+        made._app = app
+        if chain:
+            made._is_chain = True
+        if guest:
+            made._is_guest = True
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied or pickled it is the number, without its app."""
+        return JobId, (int(self),)
+
+    @property
+    def id(self) -> int:
+        return int(self)
+
+    def result(self, timeout: Timeout = None) -> R_co:
+        """What the job returned. Waits until it has ended, for `timeout` seconds (or a timedelta) at most.
+
+        Raises JobFailed, JobCancelled or JobTimeout; and NotFound where there is no such job, as while the transaction in which it was
+        stored is not committed. Inside of another job, waiting needs a timeout.
+        """
+        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+
+        until, awaiting = deadline(timeout), self._known.awaiting
+        with self._in_words():
+            job = self._newest()
+            while True:
+                view = awaiting.ended(job, until)
+                before, job = job, self._newest()
+                if job == before or view["status"] != "done":
+                    return cast("R_co", outcome(view, timeout))
+
+    async def result_async(self, timeout: Timeout = None) -> R_co:  # noqa: ASYNC109  the job goes on, nothing is cancelled
+        """`result` without blocking the event loop."""
+        import asyncio  # noqa: PLC0415
+
+        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+
+        until, awaiting = deadline(timeout), self._known.awaiting
+        with self._in_words():
+            job = await asyncio.to_thread(self._newest) if self._is_chain else self.id
+            while True:
+                view = await awaiting.ended_async(job, until)
+                before, job = job, await asyncio.to_thread(self._newest) if self._is_chain else job
+                if job == before or view["status"] != "done":
+                    return cast("R_co", outcome(view, timeout))
+
+    def info(self) -> dict[str, Any]:
+        """The job as it is now: all fields of `GET /api/v1/jobs/{id}`, without its timeline. Raises NotFound."""
+        with self._in_words():
+            return self._known.awaiting.look(self._newest())
+
+    def status(self) -> Status:
+        """queued, processing, done, failed or cancelled."""
+        return cast("Status", self.info()["status"])
+
+    def progress(self) -> float | None:
+        """The percentage that the job reported last; None when it reported none."""
+        return cast("float | None", self.info()["progress"])
+
+    def events(self) -> Iterator[dict[str, Any]]:
+        """The timeline so far, oldest first; read page by page."""
+        producer, job = self._known.producer, int(self.info()["id"])
+        after: int | None = 0
+        while after is not None:
+            page, after = producer.read(partial(_events, job=job, after=after))
+            yield from page
+
+    def cancel(self) -> None:
+        """Cancel it: while it is queued it ends at once, while it runs it is asked to stop, then killed. Raises Conflict when it has ended."""
+        with self._in_words():
+            self._known.producer.cancel(self._newest())
+
+    @property
+    def _known(self) -> Ostler:
+        if self._app is None:
+            raise ConfigError(
+                f"job {int(self)}: this id does not know its app; app.find({int(self)}) gives one that does"
+            )
+        return self._app
+
+    def _newest(self) -> int:
+        """The job that it stands for now."""
+        if not self._is_chain:
+            return int(self)
+        return self._known.producer.read(lambda store: store.jobs.newest_step(int(self)))
+
+    @contextlib.contextmanager
+    def _in_words(self) -> Iterator[None]:
+        try:
+            yield
+        except NotFound as missing:
+            if not self._is_guest:
+                raise
+            raise NotFound(
+                f"{missing}: it was stored with connection=…, and that transaction is not committed, or was rolled back. Commit first"
+            ) from None
+
+
+class BatchId(int, Generic[R_co]):
+    """The id of a stored batch: an int that also gives its jobs and their results."""
+
+    _app: Ostler | None = None
+    _jobs: Sequence[JobId[Any]] | None = None  # where they are known
+
+    @classmethod
+    def of(cls, app: Ostler, batch: int, jobs: Sequence[JobId[R_co]] | None = None) -> Self:
+        made = cls(batch)
+        made._app, made._jobs = app, jobs
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copied or pickled it is the number, without its app."""
+        return BatchId, (int(self),)
+
+    @property
+    def id(self) -> int:
+        return int(self)
+
+    @property
+    def jobs(self) -> list[JobId[R_co]]:
+        """Its jobs, in the order in which they were stored; a chain is one of them."""
+        return [*self._each()]
+
+    @overload
+    def results(self, timeout: Timeout = None, *, return_exceptions: Literal[False] = False) -> Iterator[R_co]: ...
+    @overload
+    def results(self, timeout: Timeout = None, *, return_exceptions: bool) -> Iterator[R_co | JobFailed]: ...
+    def results(self, timeout: Timeout = None, *, return_exceptions: bool = False) -> Iterator[R_co | JobFailed]:
+        """The results of its jobs, in their order, each as soon as it and those before it are there. One is in memory at a time.
+
+        `timeout` is for all of them together. A job that failed or was cancelled raises, or with `return_exceptions` is given as the
+        exception.
+        """
+        left = _clock(timeout)
+        for job in self._each():
+            try:
+                yield job.result(left())
+            except JobFailed as error:
+                if not return_exceptions:
+                    raise
+                yield error
+
+    @overload
+    def results_async(
+        self, timeout: Timeout = None, *, return_exceptions: Literal[False] = False
+    ) -> AsyncIterator[R_co]: ...
+    @overload
+    def results_async(self, timeout: Timeout = None, *, return_exceptions: bool) -> AsyncIterator[R_co | JobFailed]: ...
+    async def results_async(
+        self,
+        timeout: Timeout = None,  # noqa: ASYNC109  the jobs go on, nothing is cancelled
+        *,
+        return_exceptions: bool = False,
+    ) -> AsyncIterator[R_co | JobFailed]:
+        """`results` without blocking the event loop."""
+        import asyncio  # noqa: PLC0415
+
+        left, jobs = _clock(timeout), self._each()
+        while (job := await asyncio.to_thread(next, jobs, None)) is not None:
+            try:
+                yield await job.result_async(left())
+            except JobFailed as error:
+                if not return_exceptions:
+                    raise
+                yield error
+
+    def info(self) -> dict[str, Any]:
+        """How far it is: `total`, `pending`, `failed`, `finished_at`, `callback_job` … Raises NotFound."""
+        return self._known.producer.read(lambda store: store.jobs.flows.get_batch(int(self)))
+
+    @property
+    def _known(self) -> Ostler:
+        if self._app is None:
+            raise ConfigError(
+                f"batch {int(self)}: this id does not know its app; app.find_batch({int(self)}) gives one that does"
+            )
+        return self._app
+
+    def _each(self) -> Iterator[JobId[R_co]]:
+        if self._jobs is not None:
+            yield from self._jobs
+            return
+        app, after = self._known, 0
+        while page := app.producer.read(partial(_jobs, batch=int(self), after=after)):
+            yield from (JobId.of(app, job, chain=chain) for job, chain in page)
+            after = page[-1][0]
+
+
+def _events(store: Store, job: int, after: int) -> tuple[list[dict[str, Any]], int | None]:
+    return store.jobs.event_page(job, after, _PAGE)
+
+
+def _jobs(store: Store, batch: int, after: int) -> list[tuple[int, bool]]:
+    return store.jobs.of_batch(batch, after, _PAGE)
+
+
+def _clock(timeout: Timeout) -> Callable[[], float | None]:
+    """What is left of the time."""
+    from ostler.jobs.awaiting import deadline  # noqa: PLC0415
+
+    until = deadline(timeout)
+    return lambda: None if until is None else max(0.0, until - time.monotonic())

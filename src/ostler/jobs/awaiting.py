@@ -1,0 +1,191 @@
+"""Waiting for a job to end, from any program. Standard library alone.
+
+The node of the data directory is asked, and answers when the job has ended (`GET /api/v1/jobs/{id}?wait=…`). Where no node runs here,
+or it does not answer, the store is read again and again: after 50 ms at first, each second in the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from ostler import private
+from ostler.calls.address import node_url
+from ostler.calls.exchange import Question, fetched
+from ostler.calls.links import BlockingLinks, Links, LoopLinks, Where, run
+from ostler.errors import BadArguments, CallError, JobCancelled, JobFailed, JobTimeout
+from ostler.jobs import handle
+from ostler.jobs.outcome import in_seconds
+
+if TYPE_CHECKING:
+    from ostler.jobs.producer import Producer
+    from ostler.store.store import Store
+
+_ENDED = ("done", "failed", "cancelled")
+_ASK = 30.0  # seconds that the node lets one question wait
+_SLACK = 10.0  # seconds after that in which it answers
+_FIRST, _LAST = 0.05, 1.0  # seconds between two looks into the store
+_MORE = 2_000_000  # bytes of an answer beside arguments and result
+
+View = dict[str, Any]
+T = TypeVar("T")
+
+
+def deadline(timeout: float | timedelta | None) -> float | None:
+    """Until when to wait, by the monotonic clock. Raises BadArguments."""
+    if timeout is None:
+        return None
+    seconds = in_seconds(timeout)
+    if not isinstance(seconds, int | float) or isinstance(seconds, bool) or not 0 <= seconds < math.inf:
+        raise BadArguments(f"timeout must be a number of seconds from 0, or a timedelta, found {timeout!r}")
+    return time.monotonic() + seconds
+
+
+def outcome(view: View, timeout: float | timedelta | None = None) -> Any:
+    """The result of a job that is done. Raises JobFailed, JobCancelled, or JobTimeout when it has not ended."""
+    status, job, task = view["status"], view["id"], view["task"]
+    if status == "done":
+        return view["result"]
+    if status not in _ENDED:
+        message = f"job {job} ({task}) has not ended within {in_seconds(timeout) or 0:g} s: {_state(view)}"
+        raise JobTimeout(job, task, status, message)
+    error = view["error"] or {}
+    kind = JobCancelled if status == "cancelled" else JobFailed
+    message = error.get("message") or "it does not say why"
+    raise kind(job, task, error.get("code") or "CANCELLED", message, error.get("traceback"))
+
+
+def _state(view: View) -> str:
+    why = (view.get("waiting_for") or {}).get("text")
+    if view["status"] == "queued":
+        return f"it is queued{f'; {why}' if why else ''}"
+    done = "" if view["progress"] is None else f", at {view['progress']:g} %"
+    return f"it is {view['status']}{done}{', ' + view['stage'] if view['stage'] else ''}"
+
+
+class _Way(Protocol):
+    """How a program waits: on an event loop, or by blocking. The methods of the latter never wait, so `links.run` drives them."""
+
+    links: Links
+
+    async def fetch(self, question: Question) -> tuple[int, bytes]: ...
+
+    async def call(self, work: Callable[[], T]) -> T: ...
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class _Blocking:
+    def __init__(self) -> None:
+        self.links: Links = BlockingLinks()
+
+    async def fetch(self, question: Question) -> tuple[int, bytes]:
+        return await fetched(self.links, question)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        return work()
+
+    async def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  this one blocks
+
+
+class _Looped:
+    def __init__(self) -> None:
+        self.links: Links = LoopLinks()
+
+    async def fetch(self, question: Question) -> tuple[int, bytes]:
+        import asyncio  # noqa: PLC0415  who never awaits does not load it
+
+        async with asyncio.timeout(None if question.until is None else question.until - time.monotonic()):
+            return await fetched(self.links, question)
+
+    async def call(self, work: Callable[[], T]) -> T:
+        import asyncio  # noqa: PLC0415
+
+        return await asyncio.to_thread(work)
+
+    async def sleep(self, seconds: float) -> None:
+        import asyncio  # noqa: PLC0415
+
+        await asyncio.sleep(seconds)
+
+
+class Awaiting:
+    """Waits for jobs of one store. Threads and event loops may share it."""
+
+    def __init__(self, producer: Producer) -> None:
+        self.producer = producer
+        self._blocking, self._looped = _Blocking(), _Looped()
+
+    def ended(self, job: int, until: float | None) -> View:
+        """The job when it has ended, or as it is at `until`. Raises NotFound.
+
+        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it.
+        """
+        return run(self._ended(self._blocking, job, until))
+
+    async def ended_async(self, job: int, until: float | None) -> View:
+        """`ended` without blocking the event loop."""
+        return await self._ended(self._looped, job, until)
+
+    async def _ended(self, way: _Way, job: int, until: float | None) -> View:
+        found, delay = await way.call(lambda: self.look(job)), _FIRST
+        if found["status"] not in _ENDED and until is None and handle.running is not None:
+            raise _would_hang(handle.running.id, job)
+        while found["status"] not in _ENDED:
+            left = math.inf if until is None else until - time.monotonic()
+            if left <= 0:
+                return found if "waiting_for" in found else await way.call(lambda: self.look(job, explained=True))
+            told = await self._ask(way, job, left)
+            if told is not None:
+                found = told
+                continue
+            await way.sleep(min(delay, left))
+            found, delay = await way.call(lambda: self.look(job)), min(1.5 * delay, _LAST)
+        return found
+
+    async def _ask(self, way: _Way, job: int, left: float) -> View | None:
+        """What the node says of the job when it has ended, or after a while. None: there is no node here, or it cannot say."""
+        settings, wait = self.producer.settings, min(left, _ASK)
+        if (url := node_url(settings)) is None:
+            return None
+        parts = urlsplit(url)
+        lines = [f"GET {parts.path}/api/v1/jobs/{job}?wait={wait:.3f} HTTP/1.1", f"host: {parts.netloc}"]
+        if token := settings.token or private.read_token(settings.data_dir):
+            lines.append(f"authorization: Bearer {token}")
+        head = "\r\n".join([*lines, "", ""]).encode()
+        most = 2 * settings.max_payload + _MORE
+        try:
+            status, body = await way.fetch(
+                Question(Where.of(url), url, head, (), time.monotonic() + wait + _SLACK, most)
+            )
+            return json.loads(body) if status == 200 else None
+        except (CallError, TimeoutError, ValueError):  # the store knows, too
+            return None
+
+    def look(self, job: int, *, explained: bool = False) -> View:
+        """The job as the store has it now, on request with the reason why it waits. Raises NotFound."""
+        settings = self.producer.settings
+
+        def read(store: Store) -> View:
+            from ostler.jobs.waiting import explain  # noqa: PLC0415
+
+            found = store.jobs.find(job)
+            if explained:
+                nobody = not store.db.shared and node_url(settings) is None
+                found["waiting_for"] = explain(store, job, store.now(), nobody=nobody)
+            return found
+
+        return self.producer.read(read)
+
+
+def _would_hang(own: int, job: int) -> BadArguments:
+    return BadArguments(
+        f"job {own} waits for job {job} without a timeout: it would keep its worker busy for as long, and job {job} may need that "
+        "worker. Make them a chain (a.s(…).then(b.s(), into=…)) or a batch with a callback, or give result(timeout=…)"
+    )

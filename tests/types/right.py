@@ -1,0 +1,69 @@
+"""What type checkers must accept, with the types that they must find."""
+
+import asyncio
+from datetime import datetime, timedelta, timezone
+from typing import Any, assert_type
+
+from ostler import BatchId, Chain, Job, JobFailed, JobId, Ostler, Retry, Snooze, Step
+from ostler.testing import Bench
+
+app = Ostler()
+
+
+@app.job(queue="work", timeout=timedelta(minutes=5), backoff=(1, timedelta(minutes=1)), unique_for=timedelta(hours=1))
+def add(job: Job, a: int, b: int = 1) -> int:
+    return a + b
+
+
+@app.job(queue="work")
+async def fetch(job: Job, url: str) -> dict[str, Any]:
+    raise Retry(after=timedelta(seconds=1)) if url else Snooze(timedelta(seconds=1))
+
+
+@app.job(queue="work")
+async def double(job: Job, number: int) -> int:
+    return 2 * number
+
+
+@app.job(queue="work")
+def report(job: Job, summary: dict[str, int] | None = None) -> None: ...
+
+
+assert_type(add.enqueue(a=1), JobId[int])
+assert_type(add.enqueue(1, 2).result(timeout=3), int)
+assert_type(fetch.enqueue(url="x").result(timeout=timedelta(seconds=3)), dict[str, Any])
+assert_type(report.enqueue(), JobId[None])
+assert_type(add.options(priority=5, delay=timedelta(minutes=1), timeout=2.5).enqueue(a=1), JobId[int])
+assert_type(fetch.options(run_at=datetime.now(timezone.utc)).enqueue(url="x"), JobId[dict[str, Any]])
+assert_type(add.enqueue_many([{"a": 1}]), list[JobId[int]])
+assert_type(fetch.enqueue_many([{"url": ""}]), list[JobId[dict[str, Any]]])
+assert_type(fetch.s(url=""), Step[dict[str, Any]])
+assert_type(add.s(a=1).then(fetch.s(), into="url"), Chain[dict[str, Any]])
+assert_type(fetch.s(url="").then(report.s(), into="summary").then(add.s(b=2), into="a").enqueue(), JobId[int])
+assert_type(app.batch([add.s(a=1), add.s(2)], then=report.s(), into="summary"), BatchId[int])
+app.batch([add.s(a=1), fetch.s(url="")])
+app.cron("nightly", "0 3 * * *", report.s())
+assert_type(app.find(7), JobId[Any])
+whole: int = add.enqueue(a=1)
+
+for one in app.batch([add.s(a=1)]).results():
+    assert_type(one, int)
+for other in app.batch([add.s(a=1)]).results(return_exceptions=True):
+    assert_type(other, int | JobFailed)
+
+
+async def main() -> None:
+    job = await fetch.enqueue_async(url="x")
+    assert_type(await job.result_async(timeout=3), dict[str, Any])
+    assert_type(await add.enqueue_async(a=1), JobId[int])
+    async for result in app.batch([add.s(a=1)]).results_async():
+        assert_type(result, int)
+
+
+asyncio.run(main())
+
+with Bench(app) as bench:
+    job = bench.enqueue(add, a=1)
+    assert_type(job, JobId[int])
+    assert_type(bench.enqueue(double, number=1).result(), int)
+    assert_type(bench.put(add.s(a=1)), JobId[int])
