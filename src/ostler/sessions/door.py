@@ -62,8 +62,9 @@ class Door:
             splice.finish(reason, text, 1008 if reason == "killed" else 1001)
 
     def facts(self) -> dict[str, list[float]]:
-        """Bytes of the sessions that are here."""
-        return {s: [splice.bytes_in, splice.bytes_out, round(splice.idle, 1)] for s, splice in self._live.items()}
+        """Bytes of the sessions that are here. Also from another thread, while they come and go."""
+        live = [*self._live.items()]
+        return {s: [splice.bytes_in, splice.bytes_out, round(splice.idle, 1)] for s, splice in live}
 
     async def _knock(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
