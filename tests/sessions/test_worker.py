@@ -128,3 +128,31 @@ def test_facts_of_the_door_may_be_asked_while_sessions_come_and_go() -> None:
 
     door._live["s0"] = Coming()  # type: ignore[assignment]  # noqa: SLF001
     assert door.facts() == {"s0": [1, 1, 0.0]}
+
+
+@pytest.mark.parametrize(
+    "spoofed", ["X-Ostler-Session : other", "X-Mine: 1\r\n x-ostler-session: other", "Cookie : secret"]
+)
+def test_a_client_cannot_tell_the_worker_whose_session_it_has(tmp_path: Path, spoofed: str) -> None:
+    async def main() -> None:
+        heads: list[bytes] = []
+
+        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_unix_server(met, tmp_path / "s")
+        door = Door("127.0.0.1", Limits(), lambda *_: None)
+        port = await door.start()
+        door.expect("t1", "mine", Endpoint(str(tmp_path / "s")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /?ticket=t1 HTTP/1.1\r\nHost: x\r\n{spoofed}\r\n\r\n".encode())
+        await reader.read()
+        writer.close()
+        assert all(b"mine" in head and b"other" not in head and b"secret" not in head for head in heads)
+        door.stop()
+        server.close()
+
+    asyncio.run(main())
