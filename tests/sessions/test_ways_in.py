@@ -216,6 +216,21 @@ def test_nobody_comes_back_to_a_session_of_a_node_that_stops(node: FakeNode) -> 
     run(main())
 
 
+def test_a_client_whose_network_was_lost_comes_back_to_its_session(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0, ping=0.05)
+            await node.worker()
+            _, writer = await node.raw(handshake("echo?session=mine"))  # it answers no pings
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            async with node.connect("echo?session=mine") as again:
+                assert session_of(again) == node.of("admit")[0][0]
+            writer.close()
+            assert len(node.of("admit")) == 1
+
+    run(main())
+
+
 def test_the_key_of_a_client_that_still_waits_in_line_is_taken(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ostler.plane.sessions._COMES_BACK", 0.2)
 

@@ -268,7 +268,7 @@ class Session:
             return
         self._wait(None)
         if self.state == "dialling":
-            self._client_gone("the client left during the handshake", 1006)
+            self._client_gone("client", "the client left during the handshake", 1006)
         else:
             self.over("refused", f"the worker {self.state} to the handshake", 0)
 
@@ -298,18 +298,18 @@ class Session:
         self.splice = None
         self._bytes_in += splice.bytes_in
         self._bytes_out += splice.bytes_out
-        if splice.end.reason == "client":
-            self._client_gone(splice.end.text, splice.end.code)
+        if splice.end.reason in ("client", "silent"):  # it left, or its network did
+            self._client_gone(*splice.end)
         else:
             self.over(*splice.end)
 
     # ---- sticky
 
-    def _client_gone(self, text: str, code: int) -> None:
+    def _client_gone(self, reason: str, text: str, code: int) -> None:
         """Its client has gone, and may come back where it said that it would."""
         seconds = float(self._terms.get("sticky") or 0.0)
         if self.wish.key is None or not seconds or not self._was_live:
-            self.over("client", text, code)
+            self.over(reason, text, code)
             return
         self.state, self.request = "detached", None
         self._wait(seconds, lambda: self.over("detached", f"nobody came back within {seconds:g} s", code))

@@ -195,10 +195,15 @@ class Child:
     def facts(self) -> dict[str, Any]:
         """For the heartbeat; on the channel's own thread."""
         late = time.monotonic() - self._probed
-        if self._endpoint is not None and late > 5 * (_PROBE + max(self._options["probe"], _CONNECTS)):
+        if self._is_probed and late > 5 * (_PROBE + max(self._options["probe"], _CONNECTS)):
             self._channel.send("hung", f"its event loop has been blocked for {late:.0f} s")
         door = {"door": self._door.facts()} if self._door else {}
         return {"sessions": [*self.sessions], "probe_ms": self.probe_ms, "pss_mb": self.pss_mb, **door}
+
+    @property
+    def _is_probed(self) -> bool:
+        has_own = hasattr(self._code, "probe")
+        return bool(self._options["probe"] and (has_own or (self._endpoint and self._endpoint.address)))
 
     async def _probe(self) -> None:
         """Ask it again and again. Two misses in a row are a hang, which the node hears of once; on a crowded machine it takes five."""
@@ -207,7 +212,7 @@ class Child:
         misses = slow = 0
         told = False
         limit = self._options.get("slow_ms") or 0.0
-        while self._options["probe"] and (own is not None or self._endpoint is not None):
+        while self._is_probed:
             began = time.monotonic()
             why = await self._ask(own, _AGAIN if misses else _PROBE)
             self._probed = time.monotonic()
