@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostler.calls.wishes import Wishes
 from ostler.errors import NotFound
 from ostler.web.context import Context
+from ostler.web.errors import answers
 from ostler.web.render import JSONResponse
+
+_REFUSALS = answers(404, 409)
 
 
 class ModelState(BaseModel):
@@ -23,6 +26,10 @@ class ModelState(BaseModel):
     waiting: int
     idle_seconds: float | None
     memory_mb: float | None
+
+
+class NamedState(ModelState):
+    model: str = Field(description='"task:model"')
 
 
 class Place(BaseModel):
@@ -82,16 +89,23 @@ def router(context: Context) -> APIRouter:
             {"models": context.models(), "gpu_lock_held": context.gpu_lock(), "elsewhere": context.elsewhere()}
         )
 
-    @routes.post("/load", response_model=ModelState, summary="Load a model before anybody calls it")
+    @routes.post(
+        "/load", response_model=NamedState, responses=_REFUSALS, summary="Load a model before anybody calls it"
+    )
     async def load(wish: Wish) -> JSONResponse:
         """It is started as by a call, and leaves when its idle time is over."""
         return state(wish.task, wishes().load(wish.task, wish.model))
 
-    @routes.post("/unload", response_model=ModelState, summary="Unload an idle model now")
+    @routes.post("/unload", response_model=NamedState, responses=_REFUSALS, summary="Unload an idle model now")
     async def unload(wish: Wish) -> JSONResponse:
         return state(wish.task, await wishes().unload(wish.task, wish.model))
 
-    @routes.patch("", response_model=ModelList, summary="Change idle time, deadlines, queue or pinned while it runs")
+    @routes.patch(
+        "",
+        response_model=ModelList,
+        responses=_REFUSALS,
+        summary="Change idle time, deadlines, queue or pinned while it runs",
+    )
     async def change(wish: Change) -> JSONResponse:
         """Counts from the next call on, until the node's next start."""
         options: dict[str, Any] = wish.model_dump(exclude={"task", "model"}, exclude_none=True)

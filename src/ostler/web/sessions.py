@@ -19,6 +19,7 @@ from ostler.sessions.shown import Sessions
 from ostler.store.store import Store
 from ostler.web.connections import PEER
 from ostler.web.context import Context
+from ostler.web.errors import answers
 from ostler.web.render import JSONResponse
 from ostler.web.session_view import Views
 
@@ -31,6 +32,13 @@ _CUT = {
     "text": 300,
 }  # characters of what clients and workers said
 
+_PICTURE = {"type": "string", "format": "binary"}
+_FRAMES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"multipart/x-mixed-replace": {"schema": _PICTURE}},
+        "description": "JPEG frames (MJPEG)",
+    }
+}
 State = Literal["opening", "live", "detached", "ended"]
 
 
@@ -190,7 +198,13 @@ def router(context: Context) -> APIRouter:
     async def one(session: Id) -> JSONResponse:
         return JSONResponse(await _find(context, session))
 
-    @routes.delete("/sessions/{session}", response_model=Ending, status_code=202, summary="End a session")
+    @routes.delete(
+        "/sessions/{session}",
+        response_model=Ending,
+        status_code=202,
+        responses=answers(409),
+        summary="End a session",
+    )
     async def end(session: Id, request: Request) -> JSONResponse:
         """Its client gets the close code 1008 with a reason; its slot is free at once. Also of another node."""
         pools = context.sessions
@@ -208,7 +222,7 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/sessions/{session}/view",
         response_class=StreamingResponse,
-        responses={200: {"content": {"multipart/x-mixed-replace": {}}, "description": "JPEG frames (MJPEG)"}},
+        responses=_FRAMES | answers(409, 429, 502),
         summary="Watch a session",
     )
     async def view(session: Id) -> Response:
