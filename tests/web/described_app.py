@@ -33,6 +33,9 @@ class Echo:
     def infer(self, payload: object) -> object:
         return {"echo": payload}
 
+    def embed(self, texts: list[str], options: dict[str, Any]) -> list[list[float]]:
+        return [[0.0] for _ in texts]
+
 
 async def talk(connection: ServerConnection) -> None:
     async for message in connection:

@@ -11,6 +11,7 @@ import ostler
 from ostler.web import (
     calls,
     described,
+    elsewhere,
     envs,
     errors,
     fleet,
@@ -41,7 +42,7 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
         generate_unique_id_function=described.operation_id,
     )
     errors.install(app)
-    described.install(app)
+    described.install(app, elsewhere.paths(context))
     parts = (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs)
     routers = [part.router(context) for part in parts] + [factory(NodeApi(context)) for factory in routes]
     described.close(routers)

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from ostler.errors import BadArguments, NotFound
-from ostler.store.calls import OUTCOMES
 from ostler.web.context import Context
 from ostler.web.errors import answers
 from ostler.web.models import ModelState
@@ -53,6 +52,8 @@ _ANSWERS: dict[int | str, dict[str, Any]] = {
 }
 _CURSOR = re.compile(r"(\d{1,18})(?:/(.{0,200}))?")
 
+Outcome = Literal["done", "error", "refused", "cancelled", "died", "deadline"]
+
 
 class CallView(BaseModel):
     """A call that has ended. `took_ms` is its time in the worker; null: it never reached one."""
@@ -69,7 +70,7 @@ class CallView(BaseModel):
     bytes_in: int
     bytes_out: int
     status: int
-    outcome: Literal["done", "error", "refused", "cancelled", "died", "deadline"]
+    outcome: Outcome
     code: str | None = Field(description="of an error that is not the model's own")
     streamed: bool
     host_mb: float | None = Field(description="the worker's peak until then")
@@ -206,14 +207,14 @@ def router(context: Context) -> APIRouter:
     async def listing(
         task: Annotated[str | None, Query(max_length=200)] = None,
         model: Annotated[str | None, Query(max_length=200)] = None,
-        outcome: Annotated[str | None, Query(description=f"one of {', '.join(OUTCOMES)}")] = None,
+        outcome: Outcome | None = None,
         request: Annotated[str | None, Query(max_length=200, description="the call's own id")] = None,
-        before: Annotated[str | None, Query(max_length=250)] = None,
+        before: Annotated[
+            str | None, Query(max_length=250, json_schema_extra={"pattern": f"^{_CURSOR.pattern}$"})
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> JSONResponse:
         """Calls of all nodes. A call is in it about a second after its end; under a flood of calls, a sample of them is."""
-        if outcome is not None and outcome not in OUTCOMES:
-            raise BadArguments(f"there is no outcome {outcome[:40]!r}; there are: {', '.join(OUTCOMES)}")
         filters = {"task": task, "model": model, "outcome": outcome, "request": request}
         place = None if before is None else _place(before)
         page, following = await context.reader.call(

@@ -62,8 +62,8 @@ def close(routers: Sequence[APIRouter]) -> None:
 # ---- the document
 
 
-def install(app: FastAPI) -> None:
-    """Have the app describe itself so; made once, when somebody asks."""
+def install(app: FastAPI, more: dict[str, Any]) -> None:
+    """Have the app describe itself so, with more paths than it has; made once, when somebody asks."""
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
@@ -74,6 +74,7 @@ def install(app: FastAPI) -> None:
                 routes=app.routes,
                 tags=app.openapi_tags,
             )
+            told["paths"] = more | told["paths"]
             app.openapi_schema = _finished(told)
         return app.openapi_schema
 

@@ -39,6 +39,7 @@ _MEANINGS = {
     409: "Its state does not allow this.",
     413: "The body is too large.",
     422: "A parameter or the body is invalid. Nothing was stored.",
+    426: "This is for WebSocket clients.",
     429: "There are too many of these right now.",
     499: "The call was cancelled.",
     500: "Something failed inside the node or the model; the message or the node's log says what.",

@@ -19,6 +19,7 @@ from ostler.web.jobs import EnqueueRequest, Id, body, parse, prepared, read
 from ostler.web.render import JSONResponse
 
 _MOST = 10_000
+_FILTER = 262_144  # bytes: as many ids of any length
 
 
 class BulkRequest(BaseModel):
@@ -117,7 +118,7 @@ def router(context: Context) -> APIRouter:
         summary="Cancel the jobs that a filter fits",
     )
     async def cancel_many(request: Request) -> JSONResponse:
-        wanted = parse(Filter, await read(request, 65_536))
+        wanted = parse(Filter, await read(request, _FILTER))
         conditions = wanted.conditions()
 
         found = await context.writer.call(
@@ -137,7 +138,7 @@ def router(context: Context) -> APIRouter:
     )
     async def retry_many(request: Request) -> JSONResponse:
         """Without a status, failed ones: this is how dead letters are redriven."""
-        wanted = parse(Filter, await read(request, 65_536))
+        wanted = parse(Filter, await read(request, _FILTER))
         conditions = wanted.conditions()
         status = conditions.pop("status", JobStatus.FAILED)
         if status not in ("failed", "cancelled", "done"):

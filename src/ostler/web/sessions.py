@@ -184,7 +184,9 @@ def router(context: Context) -> APIRouter:
             str | None, Query(max_length=200, description="of the worker, or the name connected to")
         ] = None,
         owner: Annotated[str | None, Query(max_length=200)] = None,
-        before: Annotated[str | None, Query(max_length=250)] = None,
+        before: Annotated[
+            str | None, Query(max_length=250, json_schema_extra={"pattern": f"^{_CURSOR.pattern}$"})
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> JSONResponse:
         """Live ones of all nodes that share the registry (at most 1000 of other nodes), ended ones of all that share the store. How
