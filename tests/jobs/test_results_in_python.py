@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import pickle
 import sqlite3
 import threading
@@ -214,6 +215,20 @@ def test_a_job_of_a_transaction_that_is_not_committed_is_not_waited_for(jobs, no
     connection.close()
     jobs.app.wake()
     assert job.result(timeout=60) == 2
+
+
+def test_a_route_of_the_node_cannot_stop_the_node_by_waiting(alone) -> None:
+    """Its event loop would wait for an answer that it has to give itself."""
+    job = alone.add.enqueue(a=1, b=1)
+    (Path(alone.app.data) / "node.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
+
+    async def route() -> None:
+        job.result(timeout=60)
+
+    with pytest.raises(BadArguments, match="would stop the node: use await"):
+        asyncio.run(route())
+    finish(alone.app.producer.store(), job)
+    asyncio.run(route())  # there is nothing to wait for
 
 
 # ---- over HTTP

@@ -11,6 +11,7 @@ import contextlib
 import json
 import math
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from ostler import private
-from ostler.calls.address import node_url
+from ostler.calls.address import is_node, node_url
 from ostler.calls.exchange import Question, fetched
 from ostler.calls.links import BlockingLinks, Links, LoopLinks, Where, run
 from ostler.errors import BadArguments, CallError, JobCancelled, JobFailed, JobTimeout
@@ -174,8 +175,14 @@ class Awaiting:
     def ended(self, job: int, until: float | None) -> View:
         """The job when it has ended, or as it is at `until`. Raises NotFound.
 
-        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it.
+        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it. So is
+        waiting on the event loop of the node itself, which would stop the node.
         """
+        if _on_a_loop() and is_node(self.producer.settings) and self.look(job)["status"] not in _ENDED:
+            raise BadArguments(
+                f"job {job} has not ended, and waiting for it here would stop the node: use await ….result_async() in a route that is "
+                "an async function"
+            )
         return run(self._ended(self._blocking, job, until))
 
     async def ended_async(self, job: int, until: float | None) -> View:
@@ -257,6 +264,12 @@ class Awaiting:
             return found
 
         return self.producer.read(read)
+
+
+def _on_a_loop() -> bool:
+    """Whether this thread runs an event loop now."""
+    loops = sys.modules.get("asyncio.events")
+    return loops is not None and loops._get_running_loop() is not None  # noqa: SLF001
 
 
 def _would_hang(own: int, job: int) -> BadArguments:
