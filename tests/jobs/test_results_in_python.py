@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import pickle
 import sqlite3
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psycopg
 import pytest
 
 from ostler import BadArguments, ConfigError, Conflict, JobCancelled, JobFailed, JobId, JobTimeout, NotFound, Ostler
@@ -27,6 +30,7 @@ from ostler.testing import Bench
 from tests.harness import Node, until
 from tests.jobs.test_flows import end
 from tests.jobs.test_flows import job as row
+from tests.stores import value
 
 APP = Path(__file__).parent / "results_app.py"
 
@@ -67,7 +71,7 @@ def alone(tmp_path: Path):
 def pushed(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Whoever would poll the store fails."""
 
-    def sleeps(_: Any, seconds: float) -> None:
+    def sleeps(*_: Any) -> None:
         raise AssertionError("it polls")
 
     monkeypatch.setattr(awaiting._Blocking, "sleep", sleeps)
@@ -213,6 +217,20 @@ def test_a_job_of_a_transaction_that_is_not_committed_is_not_waited_for(jobs, no
     assert job.result(timeout=60) == 2
 
 
+def test_a_route_of_the_node_cannot_stop_the_node_by_waiting(alone) -> None:
+    """Its event loop would wait for an answer that it has to give itself."""
+    job = alone.add.enqueue(a=1, b=1)
+    (Path(alone.app.data) / "node.json").write_text(json.dumps({"pid": os.getpid(), "url": "http://127.0.0.1:1"}))
+
+    async def route() -> None:
+        job.result(timeout=60)
+
+    with pytest.raises(BadArguments, match="would stop the node: use await"):
+        asyncio.run(route())
+    finish(alone.app.producer.store(), job)
+    asyncio.run(route())  # there is nothing to wait for
+
+
 # ---- over HTTP
 
 
@@ -243,7 +261,7 @@ def finish(store: Store, job: int) -> None:
 def test_without_a_node_the_store_is_polled_less_and_less_often(alone, monkeypatch: pytest.MonkeyPatch) -> None:
     job, pauses = alone.add.enqueue(a=1, b=1), []
 
-    async def sleeps(_: Any, seconds: float) -> None:
+    async def sleeps(_: Any, bell: Any, seconds: float) -> None:
         pauses.append(seconds)
         if len(pauses) == 12:
             finish(alone.app.producer.store(), job)
@@ -284,6 +302,62 @@ def test_both_databases_tell_ended_jobs_newest_steps_and_jobs_of_batches(store: 
     assert newest > begins and store.jobs.find(newest)["args"] == {"x": 42}
     assert store.jobs.of_batch(batch, 0, 10) == [(alone, False), (begins, True)]
     assert store.jobs.of_batch(batch, alone, 10) == [(begins, True)] == store.jobs.of_batch(batch, alone, 1)
+
+
+# ---- on PostgreSQL
+
+
+@pytest.fixture
+def shared(database: str, tmp_path: Path):
+    """A program without a node in its data directory, on PostgreSQL."""
+    found = fresh(tmp_path / "elsewhere")
+    found.app.store = database
+    with Store.open(database, tmp_path):
+        yield found
+    found.app.producer.close()
+
+
+def told(shared: ModuleType, work: Callable[[], Any], end: Callable[[Store], None]) -> Any:
+    """What the work gives, whose waiting ends only if somebody is told. `end` is done once all listen."""
+    ends = shared.app.awaiting._listener()
+
+    def later() -> None:
+        until(lambda: ends.hears.is_set() and ends._waiting, "somebody to listen")
+        with Store.open(shared.app.settings().store, Path(shared.app.data)) as store:
+            until(lambda: value(store, "SELECT count(*) FROM waiters"), "the waiter to be written down")
+            end(store)
+
+    thread = threading.Thread(target=later)
+    thread.start()
+    try:
+        return work()
+    finally:
+        thread.join()
+
+
+def test_the_end_of_a_job_is_told_to_processes_without_a_node(shared, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their own looks are an hour apart."""
+    monkeypatch.setattr(awaiting, "_FIRST", 3600.0)
+    monkeypatch.setattr(awaiting, "_LAST", 3600.0)
+    job = shared.add.enqueue(a=1, b=1)
+    assert told(shared, lambda: job.result(60), lambda store: finish(store, job)) == 42
+    queued = shared.add.enqueue(a=1, b=1)
+    with pytest.raises(JobCancelled):
+        told(shared, lambda: asyncio.run(queued.result_async(60)), lambda store: store.jobs.cancel(queued, store.now()))
+    assert shared.app.awaiting._listener() is shared.app.awaiting._listener()  # one for all
+
+
+def test_only_ends_that_somebody_waits_for_are_told(shared, database: str) -> None:
+    waited, other = shared.add.enqueue(a=1, b=1), shared.add.enqueue(a=1, b=1)
+    store = shared.app.producer.store()
+    store.jobs.await_end(waited, store.now() + 60_000)
+    store.jobs.await_end(other, store.now() - 1)  # nobody waits for it any more
+    store.jobs.await_end(waited, store.now() + 60_000)
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("LISTEN ostler_ostler_ended")
+        store.jobs.cancel(other, store.now())
+        store.jobs.cancel(waited, store.now())
+        assert [n.payload for n in connection.notifies(timeout=20, stop_after=1)] == [str(waited)]
 
 
 # ---- in a Bench

@@ -40,6 +40,14 @@ def node_url(settings: Settings) -> str | None:
     return str(found["url"]) if family.is_alive(found.get("pid"), found.get("started")) else None
 
 
+def is_node(settings: Settings) -> bool:
+    """Whether this process is the node of the data directory, as in a route of the app's own."""
+    try:
+        return bool(json.loads(_file(settings).read_text(encoding="ascii")).get("pid") == os.getpid())
+    except (OSError, ValueError):
+        return False
+
+
 def _file(settings: Settings) -> Path:
     from ostler.store.database import home  # noqa: PLC0415  only who asks for a node loads the store
 

@@ -1,13 +1,18 @@
 """Waiting for a job to end, from any program. Standard library alone.
 
 The node of the data directory is asked, and answers when the job has ended (`GET /api/v1/jobs/{id}?wait=…`). Where no node runs here,
-or it does not answer, the store is read again and again: after 50 ms at first, each second in the end.
+or it does not answer, the store is read again and again: after 50 ms at first, each second in the end. On PostgreSQL that is cut short
+by a NOTIFY of whoever ends the job; all that wait in a process share one connection that listens (`store/bell.Ends`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+import sys
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from ostler import private
-from ostler.calls.address import node_url
+from ostler.calls.address import is_node, node_url
 from ostler.calls.exchange import Question, fetched
 from ostler.calls.links import BlockingLinks, Links, LoopLinks, Where, run
 from ostler.errors import BadArguments, CallError, JobCancelled, JobFailed, JobTimeout
@@ -24,12 +29,15 @@ from ostler.jobs.outcome import in_seconds
 
 if TYPE_CHECKING:
     from ostler.jobs.producer import Producer
+    from ostler.store.bell import Ends
     from ostler.store.store import Store
 
 _ENDED = ("done", "failed", "cancelled")
 _ASK = 30.0  # seconds that the node lets one question wait
 _SLACK = 10.0  # seconds after that in which it answers
 _FIRST, _LAST = 0.05, 1.0  # seconds between two looks into the store
+_HEARD = 5.0  # … while the end would be told
+_RENEW = 30.0  # seconds after which it is written down again that somebody waits; it holds for twice as long
 _MORE = 2_000_000  # bytes of an answer beside arguments and result
 
 View = dict[str, Any]
@@ -77,7 +85,16 @@ class _Way(Protocol):
 
     async def call(self, work: Callable[[], T]) -> T: ...
 
-    async def sleep(self, seconds: float) -> None: ...
+    def bell(self) -> _Bell: ...
+
+    async def sleep(self, bell: _Bell, seconds: float) -> None:
+        """Until it rings, or for so many seconds."""
+        ...
+
+
+class _Bell(Protocol):
+    def ring(self) -> None:
+        """From any thread."""
 
 
 class _Blocking:
@@ -90,8 +107,21 @@ class _Blocking:
     async def call(self, work: Callable[[], T]) -> T:
         return work()
 
-    async def sleep(self, seconds: float) -> None:
-        time.sleep(seconds)  # noqa: ASYNC251  this one blocks
+    def bell(self) -> _BlockingBell:
+        return _BlockingBell()
+
+    async def sleep(self, bell: _Bell, seconds: float) -> None:
+        assert isinstance(bell, _BlockingBell)
+        bell.event.wait(seconds)
+        bell.event.clear()
+
+
+class _BlockingBell:
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def ring(self) -> None:
+        self.event.set()
 
 
 class _Looped:
@@ -109,10 +139,28 @@ class _Looped:
 
         return await asyncio.to_thread(work)
 
-    async def sleep(self, seconds: float) -> None:
+    def bell(self) -> _LoopedBell:
+        return _LoopedBell()
+
+    async def sleep(self, bell: _Bell, seconds: float) -> None:
         import asyncio  # noqa: PLC0415
 
-        await asyncio.sleep(seconds)
+        assert isinstance(bell, _LoopedBell)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await bell.event.wait()
+        bell.event.clear()
+
+
+class _LoopedBell:
+    def __init__(self) -> None:
+        import asyncio  # noqa: PLC0415
+
+        self.event, self._loop = asyncio.Event(), asyncio.get_running_loop()
+
+    def ring(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            self._loop.call_soon_threadsafe(self.event.set)
 
 
 class Awaiting:
@@ -121,12 +169,20 @@ class Awaiting:
     def __init__(self, producer: Producer) -> None:
         self.producer = producer
         self._blocking, self._looped = _Blocking(), _Looped()
+        self._ends: Ends | None = None
+        self._pid, self._lock = 0, threading.Lock()
 
     def ended(self, job: int, until: float | None) -> View:
         """The job when it has ended, or as it is at `until`. Raises NotFound.
 
-        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it.
+        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it. So is
+        waiting on the event loop of the node itself, which would stop the node.
         """
+        if _on_a_loop() and is_node(self.producer.settings) and self.look(job)["status"] not in _ENDED:
+            raise BadArguments(
+                f"job {job} has not ended, and waiting for it here would stop the node: use await ….result_async() in a route that is "
+                "an async function"
+            )
         return run(self._ended(self._blocking, job, until))
 
     async def ended_async(self, job: int, until: float | None) -> View:
@@ -134,20 +190,46 @@ class Awaiting:
         return await self._ended(self._looped, job, until)
 
     async def _ended(self, way: _Way, job: int, until: float | None) -> View:
-        found, delay = await way.call(lambda: self.look(job)), _FIRST
+        found = await way.call(lambda: self.look(job))
         if found["status"] not in _ENDED and until is None and handle.running is not None:
             raise _would_hang(handle.running.id, job)
-        while found["status"] not in _ENDED:
-            left = math.inf if until is None else until - time.monotonic()
-            if left <= 0:
-                return found if "waiting_for" in found else await way.call(lambda: self.look(job, explained=True))
-            told = await self._ask(way, job, left)
-            if told is not None:
-                found = told
-                continue
-            await way.sleep(min(delay, left))
-            found, delay = await way.call(lambda: self.look(job)), min(1.5 * delay, _LAST)
+        delay, bell = _FIRST, way.bell()
+        with contextlib.ExitStack() as listening:
+            renewed: float | None = None
+            while found["status"] not in _ENDED:
+                left = math.inf if until is None else until - time.monotonic()
+                if left <= 0:
+                    return found if "waiting_for" in found else await way.call(lambda: self.look(job, explained=True))
+                told = await self._ask(way, job, left)
+                if told is not None:
+                    found = told
+                    continue
+                if (ends := self._listener()) and (renewed is None or time.monotonic() - renewed > _RENEW):
+                    if renewed is None:
+                        listening.enter_context(ends.waiting(job, bell.ring))
+                    renewed = time.monotonic()
+                    await way.call(lambda: self._say_waiting(job))
+                else:
+                    await way.sleep(bell, min(delay, left))
+                    delay = min(1.5 * delay, _HEARD if ends and ends.hears.is_set() else _LAST)
+                found = await way.call(lambda: self.look(job))
         return found
+
+    def _listener(self) -> Ends | None:
+        """What hears the ends of jobs in this process; None where nobody tells them."""
+        from ostler.store.bell import Ends  # noqa: PLC0415
+        from ostler.store.database import is_postgres  # noqa: PLC0415
+
+        url = self.producer.settings.store
+        if not is_postgres(url):
+            return None
+        with self._lock:
+            if self._ends is None or self._pid != os.getpid():  # a fork has no thread
+                self._ends, self._pid = Ends(url), os.getpid()
+            return self._ends
+
+    def _say_waiting(self, job: int) -> None:
+        self.producer.read(lambda store: store.jobs.await_end(job, store.now() + int(2000 * _RENEW)))
 
     async def _ask(self, way: _Way, job: int, left: float) -> View | None:
         """What the node says of the job when it has ended, or after a while. None: there is no node here, or it cannot say."""
@@ -182,6 +264,12 @@ class Awaiting:
             return found
 
         return self.producer.read(read)
+
+
+def _on_a_loop() -> bool:
+    """Whether this thread runs an event loop now."""
+    loops = sys.modules.get("asyncio.events")
+    return loops is not None and loops._get_running_loop() is not None  # noqa: SLF001
 
 
 def _would_hang(own: int, job: int) -> BadArguments:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -110,6 +111,18 @@ def _policy(
     }
 
 
+class _Closing:
+    """Closes a thread's store when the thread has ended, as those of `asyncio.to_thread` do; not in a fork, which shares its socket."""
+
+    def __init__(self, store: Store) -> None:
+        self._store, self._pid = store, os.getpid()
+
+    def __del__(self) -> None:
+        if self._pid == os.getpid():
+            with contextlib.suppress(Exception):
+                self._store.close()
+
+
 class Producer:
     """Stores jobs from any thread of any process; a connection per thread, made anew after a fork."""
 
@@ -121,6 +134,7 @@ class Producer:
         """This thread's durable connection."""
         if getattr(self._local, "pid", None) != os.getpid():
             self._local.store, self._local.pid = self._connect(), os.getpid()
+            self._local.closing = _Closing(self._local.store)
         found: Store = self._local.store
         return found
 

@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ostler.parts import Part
@@ -18,6 +19,8 @@ from ostler.store.database import is_postgres
 from ostler.store.doorbell import Doorbell
 
 log = logging.getLogger("ostler.store")
+
+_IDLE = 30.0  # seconds that a connection is kept for the next one who waits
 
 
 def listener(url: str, folder: Path, wake: Callable[[], None]) -> Part:
@@ -97,3 +100,73 @@ class Listening:
     def _ring(self, loop: asyncio.AbstractEventLoop) -> None:
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._wake)
+
+
+class Ends:
+    """Hears which jobs have ended, on PostgreSQL, for a process without a node: one thread with one connection that does nothing but
+    LISTEN, while anybody waits. Threads and event loops share it.
+
+    Somebody who waits also looks by himself now and then: a connection that is lost is made anew, and what was told meanwhile is lost.
+    """
+
+    def __init__(self, url: str) -> None:
+        from ostler.store.postgres import Place  # noqa: PLC0415  its driver is an extra
+
+        self._place = Place(url)
+        self._lock = threading.Lock()
+        self._waiting: dict[int, set[Callable[[], None]]] = {}
+        self._thread: threading.Thread | None = None
+        self.hears = threading.Event()
+        """Whether it hears now."""
+
+    @contextlib.contextmanager
+    def waiting(self, job: int, wake: Callable[[], None]) -> Iterator[None]:
+        """`wake` is called, on a thread of its own, when the job has ended."""
+        with self._lock:
+            self._waiting.setdefault(job, set()).add(wake)
+            if self._thread is None and not self._place.pooler:  # LISTEN does not work there
+                self._thread = threading.Thread(target=self._run, name="ostler-ends", daemon=True)
+                self._thread.start()
+        try:
+            yield
+        finally:
+            with self._lock:
+                others = self._waiting[job]
+                others.discard(wake)
+                if not others:
+                    del self._waiting[job]
+
+    # ---- in the thread
+
+    def _run(self) -> None:
+        delay = 0.1
+        while True:
+            try:
+                self._listen()
+            except Exception as error:  # noqa: BLE001  whoever waits looks by himself; the next try may work
+                log.debug("ends of jobs cannot be heard: %s", str(error).strip())
+            heard, delay = self.hears.is_set(), min(2 * delay, 5.0)
+            self.hears.clear()
+            with self._lock:
+                if not self._waiting:
+                    self._thread = None
+                    return
+            time.sleep(0.1 if heard else delay)
+
+    def _listen(self) -> None:
+        """Until nobody has waited for a while. Raises what the driver raises."""
+        with self._place.connect(application_name="ostler waits") as connection:
+            connection.execute(f"LISTEN {self._place.ended_channel}")
+            self.hears.set()
+            idle_since = time.monotonic()
+            while time.monotonic() - idle_since < _IDLE:
+                for told in connection.notifies(timeout=1.0, stop_after=1):
+                    self._wake(told.payload)
+                if self._waiting:
+                    idle_since = time.monotonic()
+
+    def _wake(self, payload: str) -> None:
+        with self._lock:
+            woken = [*self._waiting.get(int(payload), ())] if payload.isdigit() else []
+        for wake in woken:
+            wake()

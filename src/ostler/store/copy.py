@@ -43,7 +43,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "job_events": ("job", "seq"),
     "jobs": ("id",),
 }
-LEFT = ("wishes", "depths", "places", "session_workers")
+LEFT = ("wishes", "depths", "places", "session_workers", "waiters")
 """What operators wanted of nodes that run no more, and what those had; and counters, which are counted anew."""
 
 _OWN_META = ("copy", "copied", "counted", "purged")  # what a store notes about itself

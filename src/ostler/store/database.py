@@ -67,6 +67,9 @@ class Database(Protocol):
     def ring_all(self) -> None:
         """Wake every node, now or with the commit of the open transaction: an operator wants something."""
 
+    def tell_ended(self, jobs: Sequence[int], /) -> None:
+        """Inside a transaction: when it is committed, wake the processes that wait for the end of one of these jobs (`bell.Ends`)."""
+
     def synced(self) -> AbstractContextManager[None]:
         """Commits in here survive a power cut, whatever the connection does otherwise."""
 

@@ -154,6 +154,8 @@ class JobRecords(JobReading):
             self._gathered = None
             self._moved(moved)
             waits = self._tell_waits(turn, claims) if turn.number and self._db.shared else self._waits
+            if turn.finishes or turn.requeues:  # as late as possible: who begins to wait now looks by himself
+                self._db.tell_ended([end.id for ends in (turn.finishes, turn.requeues) for end in ends])
         again = waits[0] == turn.node and not set(waits[1]) <= set(self._waits_of(turn.node))
         self._waits = waits
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
@@ -375,6 +377,7 @@ class JobRecords(JobReading):
                 self._timeline([(job, row["seq"], now, event, None)])
                 self._db.ring_all()
                 if event == "cancelled":
+                    self._db.tell_ended([job])
                     before = _SCHEDULED if row["later"] == 1 else _QUEUED
                     self._moved({(row["queue"], before): -1, (row["queue"], event): 1})
                     if row["batch"] is not None:
@@ -417,6 +420,11 @@ class JobRecords(JobReading):
                 self._unsettled.add((row["queue"], row["limit_key"]))
             return str(row["queue"])
         raise Conflict(f"job {job} is {found['status']}; only a done, failed or cancelled job can be retried")
+
+    def await_end(self, job: int, until: int) -> None:
+        """Somebody waits for the end of this job until then: whoever ends it shall tell (`Database.tell_ended`)."""
+        self._db.run("waiters_old", now=self._db.now())
+        self._db.run("waiter_add", job=job, until=until)
 
     def cancel_many(self, now: int, limit: int, **filters: Any) -> dict[int, str]:
         """Cancel the live jobs that the filters fit; the status found of each. What ends meanwhile is passed over."""

@@ -61,6 +61,12 @@ SELECT pg_notify(%(channel)s, '') WHERE EXISTS (
   SELECT 1 FROM ostler.nodes AS n JOIN jsonb_array_elements_text(%(queues)s::jsonb) AS queue ON n.waits::jsonb ? queue)
 """
 
+# NOTIFY only for jobs that somebody waits for.
+_TELL_ENDED = """
+SELECT pg_notify(%(channel)s, job::text) FROM ostler.waiters
+ WHERE job = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(%(jobs)s::jsonb) AS v))
+"""
+
 _Said = tuple[str, Mapping[str, Any] | None]  # a statement and its values
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
@@ -78,6 +84,7 @@ class Place:
         known = address_of(url)
         self.address, self.shown, self.schema, self.pooler = known[:4]
         self.channel = f"ostler_{self.schema}"
+        self.ended_channel = f"{self.channel}_ended"
 
     def without_password(self, text: str) -> str:
         """The driver quotes a URL that it cannot read."""
@@ -265,6 +272,10 @@ class PostgresDatabase:
 
     def ring_all(self) -> None:
         self._query("SELECT pg_notify(%(channel)s, '')", {"channel": self.place.channel})
+
+    def tell_ended(self, jobs: Sequence[int], /) -> None:
+        values = {"channel": self.place.ended_channel, "jobs": json.dumps([*jobs])}
+        self._tell(_TELL_ENDED.replace("ostler.", f"{self.place.schema}."), values)
 
     @contextmanager
     def synced(self) -> Iterator[None]:

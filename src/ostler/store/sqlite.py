@@ -170,6 +170,9 @@ class SqliteDatabase:
         else:
             doorbell.ring(self._folder)
 
+    def tell_ended(self, jobs: Sequence[int], /) -> None:
+        """Whoever waits asks the node, or looks again."""
+
     def now(self) -> int:
         """The machine's clock: everybody who uses the file is on it."""
         return time.time_ns() // 1_000_000

@@ -56,3 +56,11 @@ SELECT id FROM ostler.jobs WHERE chain = :chain ORDER BY step DESC LIMIT 1;
 -- name: batch_jobs
 -- Of a chain, its first job.
 SELECT id, chain FROM ostler.jobs WHERE batch = :batch AND id > :after AND (step IS NULL OR step = 0) ORDER BY id LIMIT :limit;
+
+-- name: waiter_add
+INSERT INTO ostler.waiters (job, until) VALUES (:job, :until)
+    ON CONFLICT (job) DO UPDATE SET until = greatest(waiters.until, excluded.until);
+
+-- name: waiters_old
+-- In no order that others keep: what is locked is left to the next one.
+DELETE FROM ostler.waiters WHERE job IN (SELECT job FROM ostler.waiters WHERE until < :now FOR UPDATE SKIP LOCKED);

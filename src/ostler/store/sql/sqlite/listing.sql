@@ -56,3 +56,9 @@ SELECT id FROM jobs WHERE chain = :chain ORDER BY step DESC LIMIT 1;
 -- name: batch_jobs
 -- Of a chain, its first job.
 SELECT id, chain FROM jobs WHERE batch = :batch AND id > :after AND (step IS NULL OR step = 0) ORDER BY id LIMIT :limit;
+
+-- name: waiter_add
+INSERT INTO waiters (job, until) VALUES (:job, :until) ON CONFLICT (job) DO UPDATE SET until = max(until, excluded.until);
+
+-- name: waiters_old
+DELETE FROM waiters WHERE until < :now;
