@@ -156,3 +156,20 @@ def test_a_client_cannot_tell_the_worker_whose_session_it_has(tmp_path: Path, sp
         server.close()
 
     asyncio.run(main())
+
+
+def test_a_door_whose_worker_cannot_be_reached_says_so_to_its_client_and_to_the_node(tmp_path: Path) -> None:
+    async def main() -> None:
+        said: list[tuple[Any, ...]] = []
+        door = Door("127.0.0.1", Limits(), lambda *frame: said.append(frame))
+        port = await door.start()
+        door.expect("t", "s1", Endpoint(str(tmp_path / "nobody")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"GET /?ticket=t HTTP/1.1\r\nhost: x\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+        door.stop()
+        assert answer.startswith(b"HTTP/1.1 502") and b"NO_WORKER" in answer
+        assert [(frame[0], frame[1], frame[2]) for frame in said] == [("over", "s1", "worker-lost")]
+
+    asyncio.run(main())

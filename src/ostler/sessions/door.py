@@ -89,8 +89,23 @@ class Door:
             )
             return
         query = "&".join(pair for pair in pairs if not pair.startswith("ticket="))
-        inner, outer = await self._dial(known.endpoint)
         path = joined(known.endpoint.path, parts.path, query)
+        try:
+            await self._connect(known, path, lines, reader, writer)
+        except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
+            text = f"the worker's endpoint could not be reached ({type(error).__name__})"
+            self._say("over", known.session, "worker-lost", {"text": f"ostler: {text}", "code": 1011})
+            _refuse(writer, "NO_WORKER", f"{text}: connect to the node again", "502 Bad Gateway")
+
+    async def _connect(
+        self,
+        known: _Ticket,
+        path: str,
+        lines: list[str],
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+    ) -> None:
+        inner, outer = await self._dial(known.endpoint)
         kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _NOT_FOR_WORKERS]
         outer.write(
             "\r\n".join(
@@ -155,8 +170,8 @@ def joined(base: str, rest: str, query: str) -> str:
     return f"{path}?{query}" if query else path
 
 
-def _refuse(writer: asyncio.StreamWriter, code: str, message: str) -> None:
+def _refuse(writer: asyncio.StreamWriter, code: str, message: str, status: str = "403 Forbidden") -> None:
     body = json.dumps({"error": {"code": code, "message": message}}).encode()
-    head = f"HTTP/1.1 403 Forbidden\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
+    head = f"HTTP/1.1 {status}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n"
     writer.write(head.encode() + body)
     writer.close()
