@@ -42,6 +42,7 @@ bench: setup
 	$(BIN)/python benchmarks/jobs.py
 	$(BIN)/python benchmarks/live.py
 	$(BIN)/python benchmarks/calls.py --quick --overload 5
+	$(BIN)/python benchmarks/sessions.py --quick
 
 soak: setup
 	$(BIN)/python -m pytest -m soak

@@ -137,7 +137,7 @@ def connect(quick: bool) -> None:
 
 def _raw_connect(node: Node, name: str, quick: bool) -> None:
     port = free_port()
-    count, plane = 20 if quick else 50, node.plane
+    count, plane = 10, node.plane
     with running([str(HERE / "calls_relay.py"), node.path("echo"), str(port)], port) as copies:
         sides = {
             "direct": lambda: p50([opened(node.own("echo")) for _ in range(count)]),
@@ -145,11 +145,11 @@ def _raw_connect(node: Node, name: str, quick: bool) -> None:
             "node": lambda: p50([opened(node.connect, "/sessions/echo") for _ in range(count)]),
         }
         before = cpu(plane), cpu(node.process.pid)
-        took = turns(sides, 4 if quick else 10)
+        took = turns(sides, 10 if quick else 50)
         spent = [
             (now - then) / (count * len(took["node"])) for now, then in zip((cpu(plane), cpu(node.process.pid)), before)
         ]
-    of = ", ".join(f"{side} {ms(p50(v))}" for side, v in took.items())
+    of = ", ".join(f"{side} {ms(p50(v))} (best {ms(min(v))})" for side, v in took.items())
     of += f"; CPU for connect and close: plane {spent[0] * 1e6:.0f}, node {spent[1] * 1e6:.0f} us"
     added = [(a - b) * 1000 for a, b in zip(took["node"], took["copies"])]
     line(

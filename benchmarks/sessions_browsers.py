@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from calls import free_port, line, ms, over, p50, p99, running, shown, turns
-from sessions_node import HERE, Node, rss_mb
+from sessions_node import HERE, Node, family_cpu, rss_mb, tenth
 
 FULL = "/usr/lib/chromium/chromium"
 PAGE = "data:text/html,<title>small</title><h1>a small page</h1>"
@@ -29,7 +29,8 @@ def roundtrip(quick: bool) -> None:
     from playwright.sync_api import sync_playwright
 
     pools = {"chromium": chromium(), "door": chromium(redirect=True)}
-    count, rounds = (50, 6) if quick else (100, 20)
+    count, rounds = (25, 16) if quick else (50, 40)
+    raw: dict[str, list[float]] = {}
     with Node(pools) as node, contextlib.ExitStack() as stack, sync_playwright() as playwright:
         urls = {"direct": own(node, "chromium"), "relay": node.ws("chromium")}
         for name, program in (("copies bytes", "calls_relay.py"), ("websockets", "sessions_relay.py")):
@@ -38,7 +39,7 @@ def roundtrip(quick: bool) -> None:
             urls[name] = f"ws://127.0.0.1:{port}/"
         redirected = {"its worker, direct": own(node, "door"), "redirect": node.ws("door")}
 
-        def side(url: str):
+        def side(name: str, url: str):
             page = playwright.chromium.connect(url).new_page()
             page.goto(PAGE)
             [page.evaluate("1") for _ in range(100)]
@@ -49,38 +50,44 @@ def roundtrip(quick: bool) -> None:
                     start = time.perf_counter()
                     page.evaluate("1")
                     found.append(time.perf_counter() - start)
+                raw.setdefault(name, []).extend(found)
                 return p50(found)
 
             return measure
 
-        found = turns({name: side(url) for name, url in urls.items()}, rounds)
-        of = ", ".join(f"{name} {ms(p50(v))}" for name, v in found.items())
+        found = turns({name: side(name, url) for name, url in urls.items()}, rounds)
+        of = ", ".join(f"{name} {ms(p50(v))} (best {ms(min(v))})" for name, v in found.items())
+        of = f"{tenth(raw, 'relay', 'direct')}; {of}"
         line("page.evaluate through the relay, over direct", shown(over(found, "relay", "direct")), "<= 1.10", of)
         for name in ("copies bytes", "websockets"):
-            line(f"  a relay: {name}, over direct", shown(over(found, name, "direct")), "")
-        found = turns({name: side(url) for name, url in redirected.items()}, rounds)
-        of = ", ".join(f"{name} {ms(p50(v))}" for name, v in found.items())
+            line(f"  a relay: {name}, over direct", shown(over(found, name, "direct")), "", tenth(raw, name, "direct"))
+        found = turns({name: side(name, url) for name, url in redirected.items()}, rounds)
+        of = ", ".join(f"{name} {ms(p50(v))} (best {ms(min(v))})" for name, v in found.items())
+        of = f"{tenth(raw, 'redirect', 'its worker, direct')}; {of}"
         line("  redirected, over direct", shown(over(found, "redirect", "its worker, direct")), "<= 1.02", of)
 
 
 def connect(node: Node, name: str, quick: bool) -> None:
     from playwright.sync_api import sync_playwright
 
+    raw: dict[str, list[float]] = {}
     with sync_playwright() as playwright:
 
-        def side(url: str) -> float:
+        def side(which: str, url: str) -> float:
             found = []
-            for _ in range(10):
+            for _ in range(5):
                 start = time.perf_counter()
                 browser = playwright.chromium.connect(url)
                 found.append(time.perf_counter() - start)
                 browser.close()
+            raw.setdefault(which, []).extend(found)
             return p50(found)
 
         urls = {"direct": own(node, "chromium"), "node": node.ws("chromium")}
-        [side(url) for url in urls.values()]
-        found = turns({which: lambda u=u: side(u) for which, u in urls.items()}, 6 if quick else 20)
-    of = ", ".join(f"{which} {ms(p50(v))}" for which, v in found.items())
+        [side("first", url) for url in urls.values()]
+        found = turns({which: lambda w=which, u=u: side(w, u) for which, u in urls.items()}, 12 if quick else 50)
+    of = ", ".join(f"{which} {ms(p50(v))} (best {ms(min(v))})" for which, v in found.items())
+    of = f"{tenth(raw, 'node', 'direct')}; {of}"
     line(
         f"{name}: Playwright's connect through the node, over direct",
         shown(over(found, "node", "direct")),
@@ -128,15 +135,22 @@ async def _short(quick: bool) -> None:
                 await asyncio.gather(*(client() for _ in range(4)))
                 return count / (time.perf_counter() - start)
 
-            found = {name: [] for name in ways}
+            found, spent = {name: [] for name in ways}, {name: [] for name in ways}
+            roots, each = (os.getpid(), node.process.pid), 8 if quick else 16
             for name, begin in ways.items():
                 await rate(begin, 4)
             for number in range(3 if quick else 10):
                 for name in list(ways) if number % 2 else list(ways)[::-1]:
-                    found[name].append(await rate(ways[name], 8 if quick else 16))
+                    before = family_cpu(*roots)
+                    found[name].append(await rate(ways[name], each))
+                    await asyncio.sleep(0.2)  # what is ended is gone
+                    spent[name].append((family_cpu(*roots) - before) / each)
     of = ", ".join(f"{name} {p50(v):.1f}/s" for name, v in found.items())
     line("short sessions a second, four at once, over direct", shown(over(found, "grid", "direct")), ">= 0.95", of)
     line("  over a browser for each session", shown(over(found, "grid", "a browser each")), ">= 2.5")
+    of = ", ".join(f"{name} {ms(p50(v))}" for name, v in spent.items())
+    line("  CPU of such a session, client and all, over direct", shown(over(spent, "grid", "direct")), "", of)
+    line("  CPU of a browser each, over the grid", shown(over(spent, "a browser each", "grid")), "")
 
 
 def memory(quick: bool) -> None:

@@ -198,6 +198,27 @@ def cpu(pid: int) -> float:
     return found / 1e9
 
 
+def family_cpu(*roots: int) -> float:
+    """Seconds of CPU of these processes, of all below them, and of those that have ended below them."""
+    found, stats = 0, {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, IndexError):
+            stats[int(entry.name)] = (entry / "stat").read_text().rpartition(")")[2].split()
+    for pid, fields in stats.items():
+        up = pid
+        while up in stats and up not in roots:
+            up = int(stats[up][1])
+        if up in roots:
+            found += sum(int(value) for value in fields[11:15])
+    return found / os.sysconf("SC_CLK_TCK")
+
+
+def tenth(raw: dict[str, list[float]], one: str, other: str) -> str:
+    """The ratio of what a tenth of all single times are below: those in which nobody else had the core."""
+    low = {side: sorted(raw[side])[len(raw[side]) // 10] for side in (one, other)}
+    return f"p10 {low[one] / low[other]:.2f} ({low[one] * 1000:.3g} over {low[other] * 1000:.3g} ms)"
+
+
 def rss_mb(pid: int) -> float:
     line = next(x for x in Path(f"/proc/{pid}/status").read_text().splitlines() if x.startswith("VmRSS"))
     return int(line.split()[1]) / 1024

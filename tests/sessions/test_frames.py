@@ -68,6 +68,7 @@ def test_a_close_frame_that_goes_by_is_read(step: int, mask: bytes) -> None:
 
 def test_a_close_frame_of_our_own_fits_and_is_cut_between_characters() -> None:
     assert frames.close(1011, "why") == b"\x88\x05\x03\xf3why"
+    assert frames.close(1011, "\ud800") == b"\x88\x03\x03\xf3?", "half of a character"
     long = frames.close(1008, "ä" * 100)
     assert len(long) <= 127
     track = Track()

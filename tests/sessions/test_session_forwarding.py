@@ -13,6 +13,8 @@ from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ostler.plane.access import Token
+from ostler.plane.plan import Plan
+from ostler.plane.request import Request
 from tests.plane.serving import answer, run
 from tests.sessions.planes import SECRET, FakeNode, handshake, session_of, until
 
@@ -228,5 +230,57 @@ def test_a_node_that_dies_is_told_to_the_client(pair: Pair) -> None:
             assert found.value.rcvd is not None
             assert found.value.rcvd.reason == "ostler: node there closed the connection without a close frame"
             assert not pair.here.sessions.slots.live
+
+    run(main())
+
+
+def test_a_tokens_limit_counts_those_whose_session_is_looked_for_elsewhere(pair: Pair) -> None:
+    async def main() -> None:
+        async with pair.running():
+            await pair.here.worker(slots=5)
+            await pair.there.worker(slots=5)
+            pair.tell(5)
+            tries = (pair.here.connect(f"echo?session=k{n}", **bearer(CI.secret)) for n in range(5))
+            found = await asyncio.gather(*tries, return_exceptions=True)
+            clients = [one for one in found if isinstance(one, ClientConnection)]
+            assert len(clients) == 1
+            await clients[0].close()
+
+    run(main())
+
+
+def test_a_client_that_is_back_in_line_after_its_time_is_told_so(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.plane.session_forwarding._HANDSHAKE", 0.5)
+
+    async def main() -> None:
+        async with pair.running():
+            await pair.there.worker(slots=1)
+            pair.there.admit = lambda *_: None  # it has a slot, and then never answers
+            pair.tell(1)
+            with pytest.raises(InvalidStatus) as found:
+                await pair.here.connect("echo?wait=0.1")
+            assert found.value.response.status_code == 503
+
+    run(main())
+
+
+def test_a_client_that_leaves_while_its_session_is_looked_for_leaves_no_key_behind(pair: Pair) -> None:
+    async def main() -> None:
+        async with pair.running():
+            await pair.here.worker(slots=5)
+            pair.tell(0)
+            route, seen = pair.here.front.route, []
+
+            def leaves(request: Request) -> Plan:
+                seen.append(request)
+                asyncio.get_running_loop().call_soon(request.client_left)
+                return route(request)
+
+            pair.here.front.route = leaves
+            _, writer = await pair.here.raw(handshake("echo?session=mine"))
+            await until(lambda: seen and not pair.here.sessions._keys, "the key to be forgotten")  # noqa: SLF001
+            writer.close()
+            assert not pair.here.sessions.slots.live
+            assert pair.here.in_use() == 0
 
     run(main())

@@ -192,6 +192,17 @@ def test_what_the_registry_has_lost_is_put_back_when_a_client_needs_it(node: Nod
         assert store.execute("SELECT count(*) FROM session_workers WHERE pool = 'program'").fetchone() == (1,)
 
 
+def test_a_pause_of_all_counts_for_sessions_and_one_is_over_also_for_a_pool_whose_worker_has_gone_meanwhile(
+    node: Node,
+) -> None:
+    assert node.post("/api/v1/workers/pause")[0] == 200
+    assert refusal(node, "program", "?wait=0.2")[0] == 503
+    assert node.post("/api/v1/workers/worker:program:0/drain")[0] == 200
+    node.wait_status("worker:program:0", "stopped")
+    assert node.post("/api/v1/workers/resume")[0] == 200
+    until(lambda: ask(node, "program"), "it to serve again")
+
+
 # ---- recycling
 
 

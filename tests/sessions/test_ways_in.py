@@ -216,6 +216,37 @@ def test_nobody_comes_back_to_a_session_of_a_node_that_stops(node: FakeNode) -> 
     run(main())
 
 
+def test_a_client_whose_network_was_lost_comes_back_to_its_session(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0, ping=0.05)
+            await node.worker()
+            _, writer = await node.raw(handshake("echo?session=mine"))  # it answers no pings
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            async with node.connect("echo?session=mine") as again:
+                assert session_of(again) == node.of("admit")[0][0]
+            writer.close()
+            assert len(node.of("admit")) == 1
+
+    run(main())
+
+
+def test_the_key_of_a_client_that_still_waits_in_line_is_taken(node: FakeNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ostler.plane.sessions._COMES_BACK", 0.2)
+
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            waiting = asyncio.create_task(node.connect("echo?session=mine").__aenter__())
+            await until(lambda: node.sessions.slots.groups["echo"].line, "it to wait")
+            status, error, _ = await refusal(node, "echo?session=mine")
+            assert (status, error["code"]) == (409, "SESSION_IN_USE")
+            await node.worker()
+            await (await waiting).close()
+
+    run(main())
+
+
 def test_who_comes_back_to_its_session_needs_no_other(node: FakeNode) -> None:
     one = Token("one", "the-secret-of-one", [], 1, 0)
     node.friends, node.tokens = frozenset(), (one,)
@@ -394,5 +425,24 @@ def test_the_end_of_a_tcp_worker_is_a_close_frame_for_a_bridged_client(node: Fak
             assert (await answer(reader))[0] == 101
             assert b"\x03\xea" in await reader.read(), "1002: a protocol error"
             writer.close()
+
+    run(main())
+
+
+def test_a_client_of_a_tcp_pool_that_leaves_at_the_moment_of_its_admission_costs_no_slot(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(protocol="tcp")
+            await node.worker()
+            node.admit = lambda *_: None
+            _, writer = await node.raw(handshake())
+            await until(lambda: node.of("admit"), "its admission to be asked for")
+            (session,) = node.sessions.live.values()
+            assert session.request is not None
+            node.tell("admitted", session.id, {})
+            session.request.client_left()
+            writer.close()
+            assert [reason for reason, _ in await node.ends(1)] == ["client"]
+            assert node.in_use() == 0
 
     run(main())

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+from ostler.sessions.door import Door
+from ostler.sessions.spec import Endpoint
+from ostler.sessions.splice import Limits
 from ostler.sessions.worker import Child
 from tests.sessions.planes import until
 
@@ -75,3 +78,81 @@ def test_a_worker_that_stops_while_it_opens_a_session_closes_it_once(tmp_path: P
         assert code.calls == ["open", "open ends", "close"]
 
     child(test, tmp_path)
+
+
+class Served(Slow):
+    """Says where it is served, or that each session has its own place."""
+
+    address = "tcp:127.0.0.1:1"
+
+    async def start(self, _: object) -> Endpoint:
+        return Endpoint(self.address)
+
+
+@pytest.mark.parametrize(("options", "address"), [({"probe": 0}, "tcp:127.0.0.1:1"), ({"probe": 1}, "")])
+def test_a_worker_that_is_not_probed_is_never_said_to_hang(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], address: str
+) -> None:
+    monkeypatch.setattr(Served, "address", address)
+
+    async def reachable(_: object) -> None: ...
+
+    async def main() -> None:
+        said: list[tuple[Any, ...]] = []
+        monkeypatch.setattr("ostler.sessions.worker._reachable", reachable)
+        spec: Any = SimpleNamespace(name="served", target=Served)
+        channel: Any = SimpleNamespace(send=lambda *frame: said.append(frame))
+        made = Child(spec, tmp_path, {**OPTIONS, **options}, channel)
+        running = asyncio.create_task(made.run())
+        await until(lambda: said, "it to be ready")
+        await asyncio.sleep(0.05)
+        made._probed -= 3600  # noqa: SLF001
+        made.facts()
+        made.stop()
+        await running
+        assert [frame[0] for frame in said] == ["ready"]
+
+    asyncio.run(main())
+
+
+def test_facts_of_the_door_may_be_asked_while_sessions_come_and_go() -> None:
+    door = Door("127.0.0.1", Limits(), lambda *_: None)
+
+    class Coming:
+        bytes_in = bytes_out = 1
+
+        @property
+        def idle(self) -> float:
+            door._live[f"s{len(door._live)}"] = self  # type: ignore[assignment]  # noqa: SLF001
+            return 0.0
+
+    door._live["s0"] = Coming()  # type: ignore[assignment]  # noqa: SLF001
+    assert door.facts() == {"s0": [1, 1, 0.0]}
+
+
+@pytest.mark.parametrize(
+    "spoofed", ["X-Ostler-Session : other", "X-Mine: 1\r\n x-ostler-session: other", "Cookie : secret"]
+)
+def test_a_client_cannot_tell_the_worker_whose_session_it_has(tmp_path: Path, spoofed: str) -> None:
+    async def main() -> None:
+        heads: list[bytes] = []
+
+        async def met(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            heads.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n")
+            await writer.drain()
+            writer.close()
+
+        server = await asyncio.start_unix_server(met, tmp_path / "s")
+        door = Door("127.0.0.1", Limits(), lambda *_: None)
+        port = await door.start()
+        door.expect("t1", "mine", Endpoint(str(tmp_path / "s")))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(f"GET /?ticket=t1 HTTP/1.1\r\nHost: x\r\n{spoofed}\r\n\r\n".encode())
+        await reader.read()
+        writer.close()
+        assert all(b"mine" in head and b"other" not in head and b"secret" not in head for head in heads)
+        door.stop()
+        server.close()
+
+    asyncio.run(main())

@@ -210,6 +210,10 @@ class CallLog:
             {"task": name, "models": [*spec.models], "any_model": spec.any_model} for name, spec in self._models.items()
         ]
 
+    def spoken(self) -> set[str]:
+        """The methods with which models answer OpenAI's routes. What a server program answers is not known."""
+        return {method for spec in self._models.values() if not spec.is_server for method in spec.speaks}
+
     def series(self, task: str | None, model: str | None) -> list[dict[str, Any]]:
         """The last ten minutes in steps of ten seconds that have anything in them, oldest first."""
         found: dict[int, Bucket] = {}

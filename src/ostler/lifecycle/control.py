@@ -40,6 +40,10 @@ class Control:
         slot = self.slot(component)
         if slot.status is Status.FAILED or (slot.status is Status.STOPPED and not slot.wanted):
             raise Conflict(f"{component} is {slot.status}; only a running worker can be drained")
+        if slot.pool.spec.tenant.kind == "plane":  # nobody could reach the node any more, not even to start it again
+            raise Conflict(
+                f"{component} takes the connections of the node's clients, and cannot be drained; restart it"
+            )
         slot.wanted = False
         if slot.status is Status.CRASHED:
             self._supervisor.give_up_waiting(slot)

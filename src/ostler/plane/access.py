@@ -110,7 +110,7 @@ class Access:
         if why := self._strange_page(method, first):
             return why
         given = _given(query, headers, first)
-        if _is_open(path) or self._is_friend(peer, first) or any(_same(one, self.token) for one in given):
+        if is_open(path) or self._is_friend(peer, first) or any(_same(one, self.token) for one in given):
             return None
         if self.key and path.startswith(_CALLS) and any(_same(one, self.key) for one in _bearer(first)):
             return None
@@ -173,7 +173,8 @@ _UNKNOWN = Refusal(
 )
 
 
-def _is_open(path: str) -> bool:
+def is_open(path: str) -> bool:
+    """Whether anybody may ask for it."""
     return path in _OPEN or path.startswith(_FILES)
 
 

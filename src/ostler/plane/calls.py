@@ -30,7 +30,7 @@ from ostler.plane.call import (
 from ostler.plane.forwarding import INNER, Forwarding
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
 from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse, Serve
-from ostler.plane.records import Records
+from ostler.plane.records import RUNNING, Records
 from ostler.plane.request import Request
 from ostler.plane.timers import Timers
 from ostler.plane.turns import Turns
@@ -220,12 +220,16 @@ class Calls:
             return plan
         name = unquote(request.path[len(PATH) :])
         name, inside, _ = name.partition("/")
+        if request.method != "POST" and not inside:
+            return Refuse(
+                405, "METHOD_NOT_ALLOWED", "a call is a POST, and cancelled by a DELETE", {"allow": "DELETE, POST"}
+            )
         task = self.tasks.get(name)
+        if task is None and name == RUNNING:
+            return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
         if task is None or (inside and not task.is_server):
             known = ", ".join(sorted(self.tasks)) or "none"
             return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; declared are: {known}")
-        if request.method != "POST" and not inside:
-            return Refuse(405, "METHOD_NOT_ALLOWED", "a call is a POST", {"allow": "POST"})
         given = parse_qs(request.query.decode("latin-1"))
         named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:

@@ -183,6 +183,8 @@ class Records:
         name = unquote(rest)
         if request.method in ("GET", "HEAD") and name == RUNNING:
             return Reply(200, _JSON, json.dumps(self.listing()).encode())
+        if name == RUNNING:
+            return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
         if request.method == "DELETE":
             found = self.cancel(name)
             if not found:

@@ -151,7 +151,7 @@ def read_wish(request: Request, name: str, rest: str, caller: Caller, group: Gro
 def client_version(agent: str, group: Group) -> str | None:
     """The version in a User-Agent of the product that the pools serve; None: it is no such client, and any worker will do."""
     for product in {str(terms.get("product") or "") for terms in group.pools.values()} - {""}:
-        if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d+(?:\.\d+)*)", agent):
+        if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d{{1,9}}(?:\.\d{{1,9}}){{0,5}})", agent):
             return found[1]
     return None
 
@@ -192,13 +192,14 @@ class Early(asyncio.Protocol):
             self._transport.pause_reading()
 
 
-async def dial(address: str) -> tuple[asyncio.Transport, Early]:
-    """A connection to a worker that speaks plain TCP. Raises OSError."""
+async def dial(address: str, patience: float) -> tuple[asyncio.Transport, Early]:
+    """A connection to a worker that speaks plain TCP. Raises OSError (a TimeoutError is one)."""
     loop = asyncio.get_running_loop()
-    if address.startswith(TCP):
-        host, _, port = address[len(TCP) :].rpartition(":")
-        return await loop.create_connection(Early, host or "127.0.0.1", int(port))
-    return await loop.create_unix_connection(Early, address)
+    async with asyncio.timeout(patience):
+        if address.startswith(TCP):
+            host, _, port = address[len(TCP) :].rpartition(":")
+            return await loop.create_connection(Early, host or "127.0.0.1", int(port))
+        return await loop.create_unix_connection(Early, address)
 
 
 def refuse(status: int, code: str, message: str, *, retry: float | None = None, **more: object) -> Reply:

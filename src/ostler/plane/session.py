@@ -13,7 +13,7 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
-from ostler.plane.plan import LATER, Plan, Relay, Serve
+from ostler.plane.plan import LATER, Plan, Relay
 from ostler.plane.relay import Early, Wish, dial, refuse, switching, switching_raw
 from ostler.plane.request import Request
 from ostler.plane.upstream import Head, Link, Upstream
@@ -187,7 +187,7 @@ class Session:
         assert self.request is not None
         address = self._endpoint.get("address") or self.worker.endpoint["address"]
         if self._terms.get("protocol") == "tcp":
-            return Serve(lambda request: self._dial_raw(request, address))
+            return self._dial_raw(self.request, address)
         upstream = Upstream(address)
         upstream.closed = True  # its connections are used once
         self._wait(HEAD, self._no_head)
@@ -201,17 +201,31 @@ class Session:
             declined=self._answers,
         )
 
-    async def _dial_raw(self, request: Request, address: str) -> Plan:
-        try:
-            async with asyncio.timeout(HEAD):
-                transport, early = await dial(address)
-        except (OSError, TimeoutError) as error:
-            return self._next(f"cannot connect: {error}")
-        except asyncio.CancelledError:
-            self._answered("left")
-            raise
-        self._join(request, transport, switching_raw(request, self.id), early)
-        return None
+    def _dial_raw(self, request: Request, address: str) -> Plan:
+        """Not a Serve: its task is cancelled before it begins when the client leaves at that moment, and the slot would be lost."""
+        self._wait(None)
+        request.gone = lambda _: self._answered("left")
+        id_, dialling = self.id, asyncio.get_running_loop().create_task(dial(address, HEAD))
+
+        def dialled(_: object) -> None:
+            if dialling.cancelled():  # the plane's process ends
+                return
+            error = dialling.exception()
+            if (
+                self.state != "dialling" or self.id != id_ or self.request is not request
+            ):  # it is over, or tried elsewhere
+                if error is None:
+                    dialling.result()[0].abort()
+                return
+            request.gone = None
+            if error is not None:
+                request.go(self._next(f"cannot connect: {error}"))
+                return
+            transport, early = dialling.result()
+            self._join(request, transport, switching_raw(request, id_), early)
+
+        dialling.add_done_callback(dialled)
+        return LATER
 
     @property
     def _terms(self) -> dict[str, Any]:
@@ -254,7 +268,7 @@ class Session:
             return
         self._wait(None)
         if self.state == "dialling":
-            self._client_gone("the client left during the handshake", 1006)
+            self._client_gone("client", "the client left during the handshake", 1006)
         else:
             self.over("refused", f"the worker {self.state} to the handshake", 0)
 
@@ -284,18 +298,18 @@ class Session:
         self.splice = None
         self._bytes_in += splice.bytes_in
         self._bytes_out += splice.bytes_out
-        if splice.end.reason == "client":
-            self._client_gone(splice.end.text, splice.end.code)
+        if splice.end.reason in ("client", "silent"):  # it left, or its network did
+            self._client_gone(*splice.end)
         else:
             self.over(*splice.end)
 
     # ---- sticky
 
-    def _client_gone(self, text: str, code: int) -> None:
+    def _client_gone(self, reason: str, text: str, code: int) -> None:
         """Its client has gone, and may come back where it said that it would."""
         seconds = float(self._terms.get("sticky") or 0.0)
         if self.wish.key is None or not seconds or not self._was_live:
-            self.over("client", text, code)
+            self.over(reason, text, code)
             return
         self.state, self.request = "detached", None
         self._wait(seconds, lambda: self.over("detached", f"nobody came back within {seconds:g} s", code))

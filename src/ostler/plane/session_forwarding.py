@@ -10,14 +10,14 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from ostler.plane.access import BY
 from ostler.plane.ask import BadUpstream, ask
 from ostler.plane.forwarding import address
-from ostler.plane.plan import LATER, Plan, Refuse, Relay, Reply, Serve
+from ostler.plane.plan import LATER, Plan, Refuse, Relay, Reply
 from ostler.plane.relay import LEASE, switching
 from ostler.plane.request import Request
 from ostler.plane.upstream import Head, Link, Upstream
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ostler.plane.sessions import Sessions
 
 log = logging.getLogger("ostler.plane")
+
+T = TypeVar("T")
 
 INNER = "/api/v1/inner/sessions/"
 _PATIENCE = 2.0  # seconds that a node gets to say whether it has a slot
@@ -107,15 +109,37 @@ class SessionForwarding:
         if not ways:
             return stay()
 
-        async def tried(_: Request) -> Plan:
-            try:
-                found = await self._first(session, ways)
-            except asyncio.CancelledError:  # its client has gone
-                self._sessions.forget(session)
-                raise
+        def then(found: tuple[str, str] | None) -> Plan:
             return stay() if found is None else self._pass_on(session, *found, stay)
 
-        return Serve(tried)
+        return self._meanwhile(session, self._first(session, ways), then)
+
+    def _meanwhile(self, session: Session, asking: Coroutine[Any, Any, T], then: Callable[[T | None], Plan]) -> Plan:
+        """Others are asked, and what is done `then` depends on them. Until then it is in no line and has no slot, but counts for its
+        owner; of a client that leaves nothing is left.
+        """
+        request, slots, sessions = session.request, self._sessions.slots, self._sessions
+        assert request is not None
+        slots.count(session.owner)
+        task = asyncio.get_running_loop().create_task(asking)
+
+        def left(_: Request) -> None:
+            task.cancel()
+
+        request.gone = left
+
+        def answered(_: object) -> None:
+            slots.forget(session.owner)
+            if task.cancelled() or request.is_over:
+                sessions.forget(session)
+                return
+            if error := task.exception():
+                log.error("other nodes could not be asked for a session", exc_info=error)
+            request.gone = None
+            request.go(then(None if error else task.result()))
+
+        task.add_done_callback(answered)
+        return LATER
 
     def look_for(self, session: Session) -> None:
         """It waits in line here: try it where somebody else has a free slot, but no more clients than there are such slots."""
@@ -152,19 +176,19 @@ class SessionForwarding:
             return False
         return any(terms.get("sticky") for terms in session.group.pools.values())
 
-    async def to_holder(self, session: Session, stay: Callable[[], Plan]) -> Plan:
+    def to_holder(self, session: Session, stay: Callable[[], Plan]) -> Plan:
         """Back to the node that has kept its session; `stay` where none has."""
+
+        def then(node: str | None) -> Plan:
+            return stay() if node is None else self._pass_on(session, node, "", stay)
+
+        return self._meanwhile(session, self._holder(session), then)
+
+    async def _holder(self, session: Session) -> str | None:
         asked = {"owner": session.owner, "key": session.wish.key or ""}
         nodes = [*self._upstreams]
-        try:
-            answers = await asyncio.gather(*(self._ask(node, session.group.name, asked) for node in nodes))
-        except asyncio.CancelledError:  # its client has gone
-            self._sessions.forget(session)
-            raise
-        for node, answer in zip(nodes, answers, strict=True):
-            if answer is not None:
-                return self._pass_on(session, node, "", stay)
-        return stay()
+        answers = await asyncio.gather(*(self._ask(node, session.group.name, asked) for node in nodes))
+        return next((node for node, answer in zip(nodes, answers, strict=True) if answer is not None), None)
 
     async def _ask(self, node: str, name: str, asked: dict[str, str]) -> dict[str, Any] | None:
         upstream = self._upstreams.get(node)

@@ -226,13 +226,17 @@ class Sessions:
 
     async def _come_back(self, known: Session, request: Request, group: Group, wish: Wish) -> Plan:
         """Its client may have hung up a moment ago, and the end of that connection is still on its way."""
-        until = self.time() + _COMES_BACK
-        while known.state == "live" and self.time() < until:  # noqa: ASYNC110  seldom, and short
+        until, place = self.time() + _COMES_BACK, (wish.caller.owner, group.name, wish.key or "")
+
+        def is_taken() -> bool:
+            return self._keys.get(place) is known and known.state != "detached"
+
+        while is_taken() and self.time() < until:  # noqa: ASYNC110  seldom, and short
             await asyncio.sleep(0.02)
-        if known.state == "live" or request.is_over:
+        if is_taken() or request.is_over:
             message = f"the session {wish.key!r} has a client already: one at a time"
             return refuse(409, "SESSION_IN_USE", message)
-        return self._begin(request, group, wish)
+        return self._refusal(group, wish) or self._begin(request, group, wish)
 
     def _begin(self, request: Request, group: Group, wish: Wish) -> Plan:
         if wish.key is not None:
@@ -243,7 +247,7 @@ class Sessions:
                 return Serve(lambda _: self._come_back(known, request, group, wish))
             session = self._keys[place] = Session(self, request, group, wish)
             if self.forwarding.may_be_elsewhere(session):
-                return Serve(lambda _: self.forwarding.to_holder(session, lambda: self._start(session)))
+                return self.forwarding.to_holder(session, lambda: self._start(session))
         else:
             session = Session(self, request, group, wish)
         return self._start(session)
@@ -268,6 +272,7 @@ class Sessions:
         """It is in line."""
         self.forwarding.look_for(session)
         self._report_soon()
+        self._look()  # it may have waited for long enough already, somewhere else
 
     def leaves(self, session: Session) -> None:
         """It is not any more: its client has gone."""

@@ -19,7 +19,7 @@ from ostler.sessions.splice import Limits, Splice
 _HEAD = 16_384  # bytes of a request's or an answer's head
 _PATIENCE = 5.0  # seconds for either
 TICKET = 10.0  # seconds for which a ticket is good
-_NOT_FOR_WORKERS = ("host:", "origin:", "authorization:", "cookie:", "x-ostler-session:")
+_NOT_FOR_WORKERS = {"", "host", "origin", "authorization", "cookie", "x-ostler-session"}
 
 
 class _Ticket(NamedTuple):
@@ -62,8 +62,9 @@ class Door:
             splice.finish(reason, text, 1008 if reason == "killed" else 1001)
 
     def facts(self) -> dict[str, list[float]]:
-        """Bytes of the sessions that are here."""
-        return {s: [splice.bytes_in, splice.bytes_out, round(splice.idle, 1)] for s, splice in self._live.items()}
+        """Bytes of the sessions that are here. Also from another thread, while they come and go."""
+        live = [*self._live.items()]
+        return {s: [splice.bytes_in, splice.bytes_out, round(splice.idle, 1)] for s, splice in live}
 
     async def _knock(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -75,6 +76,8 @@ class Door:
 
     async def _enter(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first, *lines = head.split("\r\n")
+        if any(line[:1].isspace() for line in lines):
+            raise ValueError("a header in several lines")
         method, target, _ = first.split(" ", 2)
         parts = urlsplit(target)
         pairs = [pair for pair in parts.query.split("&") if pair]
@@ -88,7 +91,7 @@ class Door:
         query = "&".join(pair for pair in pairs if not pair.startswith("ticket="))
         inner, outer = await self._dial(known.endpoint)
         path = joined(known.endpoint.path, parts.path, query)
-        kept = [line for line in lines if line and not line.lower().startswith(_NOT_FOR_WORKERS)]
+        kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _NOT_FOR_WORKERS]
         outer.write(
             "\r\n".join(
                 [f"GET {path} HTTP/1.1", "host: localhost", f"x-ostler-session: {known.session}", *kept, "", ""]

@@ -20,7 +20,7 @@ def capacity(pools: SessionPools) -> dict[str, dict[str, Any]]:
         entry = found.setdefault(spec.serves, {"pools": [], "slots": 0, "in_use": 0, "free": 0, "workers": []})
         entry["pools"].append(name)
         entry["waiting"] = pools.waiting.get(spec.serves, 0)
-        entry["paused"] = entry.get("paused", True) and pools.supervisor.pools[name].paused
+        entry["paused"] = entry.get("paused", True) and pools.supervisor.pauses.holds(name)
         for slot in pools.supervisor.pools[name].slots:
             workers: list[Worker | None] = [*slot.all()]
             entry["workers"] += [_shown(pools, spec, slot, worker, entry) for worker in workers or [None]]
@@ -32,7 +32,7 @@ def _shown(
 ) -> dict[str, Any]:
     serving = pools.of(worker) if worker is not None else None
     in_use = len(serving.live) if serving else 0
-    serves = serving is not None and serving.takes and not slot.pool.paused
+    serves = serving is not None and serving.takes and not pools.supervisor.pauses.holds(spec.name)
     entry["in_use"] += in_use
     if serves:
         entry["slots"] += spec.options.slots

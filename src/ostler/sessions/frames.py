@@ -48,7 +48,7 @@ def pong(payload: bytes) -> bytes:
 
 def close(code: int, text: str = "") -> bytes:
     """A close frame; a text that is too long is cut between two characters."""
-    reason = text.encode()[:LONGEST_REASON].decode(errors="ignore").encode()
+    reason = text.encode(errors="replace")[:LONGEST_REASON].decode(errors="ignore").encode()
     return header(CLOSE, 2 + len(reason)) + struct.pack("!H", code) + reason
 
 

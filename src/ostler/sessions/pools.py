@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
-from ostler.events import Bus, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
+from ostler.events import Bus, PoolPaused, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
 from ostler.lifecycle import ends
 from ostler.lifecycle.process import Ended as Exited
 from ostler.lifecycle.state import Status
@@ -70,6 +70,7 @@ class SessionPools:
         loop = asyncio.get_running_loop()
         await self.registry.start()
         self.registry.rung = self.look_soon
+        self._bus.listen(self._noticed)
         self._tasks = [
             loop.create_task(self._turns(), name="session turns"),
             loop.create_task(self._beats(), name="session beats"),
@@ -126,11 +127,14 @@ class SessionPools:
             self._send("sessions", *frame)
         return self._send is not None
 
+    def _noticed(self, event: object) -> None:
+        if isinstance(event, PoolPaused):  # also where a pool has no worker now that could be told
+            self.tell_pools()
+
     def tell_pools(self) -> None:
         pools = {}
         for name, spec in self.specs.items():
-            pool = self.supervisor.pools[name]
-            pools[name] = {**spec.terms(), "paused": pool.paused}
+            pools[name] = {**spec.terms(), "paused": self.supervisor.pauses.holds(name)}
         self.say("pools", pools)
 
     def _say_up(self, serving: Serving) -> None:
@@ -236,21 +240,23 @@ class SessionPools:
         serving.live.discard(live.id)
         if live in self._wanted:
             self._wanted.remove(live)
-        if live.clock is not None:
-            live.clock.cancel()
+        self._stop_clock(live)
         if serving.gone is None and (serving.info.get("opens") or serving.info.get("views") or live.ticket):
             serving.worker.send("close", live.id, reason, text)
         if serving.closing and not serving.live:
             self.supervisor.wake()
+
+    def _stop_clock(self, live: Live) -> None:
+        if live.clock is not None:
+            live.clock.cancel()
+            live.clock = None
 
     def _ready(self, live: Live) -> None:
         """The registry has its row, or the worker has opened it: when both are true, the client is connected."""
         if not (live.has_row and live.is_open) or live.admitted:
             return
         live.admitted, live.state = True, "live"
-        if live.clock is not None:
-            live.clock.cancel()
-            live.clock = None
+        self._stop_clock(live)
         ticket = {"ticket": live.ticket} if live.ticket else {}
         self.say("admitted", live.id, {**(live.opened or {}), **ticket})
         self._bus.send(SessionBegan(live.serving.spec.serves, float(live.about.get("waited_ms") or 0) / 1000))
@@ -362,28 +368,38 @@ class SessionPools:
         return self.workers.get(WorkerKey(worker.component, worker.generation))
 
     def said(self, worker: Worker, frame: Frame) -> None:
-        """What a worker says."""
+        """What a worker says. It speaks of its own sessions alone, and what it says fits everywhere."""
         serving = self.of(worker)
+        if serving is None:
+            return
         match frame:
             case ["opened", str(session), dict(endpoint)]:
-                if live := self.held.get(session):
+                if live := self._own(serving, session):
                     live.is_open, live.opened = (
                         True,
                         {k: str(v) for k, v in endpoint.items() if k in ("address", "path")},
                     )
+                    self._stop_clock(
+                        live
+                    )  # from now on it waits for the registry alone, and the plane knows for how long
                     self._ready(live)
             case ["unopened", str(session), str(text)]:
-                if live := self.held.get(session):
-                    self._refuse(live, "worker", f"the worker could not open it: {text}")
+                if live := self._own(serving, session):
+                    self._refuse(live, "worker", f"the worker could not open it: {plain(text)}")
             case ["ended", str(session), str(text)]:
-                if live := self.held.get(session):
-                    self.say("kill", live.id, "worker-lost", f"ostler: {text}")
+                if live := self._own(serving, session):
+                    self.say("kill", live.id, "worker-lost", f"ostler: {plain(text)}")
             case ["began", str(session)]:
-                self.say("began", session)
+                if live := self._own(serving, session):
+                    self.say("began", live.id)
             case ["over", str(session), str(reason), dict(about)]:
-                self.say("over", session, reason, about)
-            case ["hung" | "lost" as what, str(text)] if serving is not None:
-                self._broken(serving, what, text)
+                if live := self._own(serving, session):
+                    self.say("over", live.id, plain(reason), _sums(about))
+            case ["hung" | "lost" as what, str(text)]:
+                self._broken(serving, what, plain(text))
+
+    def _own(self, serving: Serving, session: str) -> Live | None:
+        return self.held.get(session) if session in serving.live else None
 
     def _broken(self, serving: Serving, what: str, text: str) -> None:
         """What it serves is dead or does not answer: its clients are told, and it is replaced."""
@@ -404,8 +420,8 @@ class SessionPools:
         if isinstance(mb, (int, float)):
             serving.mb = worker.rss_mb = float(mb)
         for session, (bytes_in, bytes_out, idle) in facts.get("door", {}).items():
-            if live := self.held.get(session):
-                live.bytes_in, live.bytes_out, live.idle = int(bytes_in), int(bytes_out), float(idle)
+            if live := self._own(serving, session):
+                live.bytes_in, live.bytes_out, live.idle = _count(bytes_in), _count(bytes_out), float(idle)
 
     def is_busy(self, worker: Worker) -> bool:
         serving = self.of(worker)
@@ -549,3 +565,24 @@ class SessionPools:
 
     def counts(self) -> dict[str, dict[str, int]]:
         return figures.counts(self)
+
+
+def plain(text: str) -> str:
+    """A text of a worker, as a close frame and every store can take it: not long, and without halves of characters."""
+    return text[:500].encode(errors="replace").decode()
+
+
+def _count(value: object) -> int:
+    """A number of bytes, as every store can take it."""
+    return min(max(0, value), 2**62) if isinstance(value, int) else 0
+
+
+def _sums(about: Mapping[str, Any]) -> dict[str, Any]:
+    """What a worker says of a session that has ended at its door."""
+    code = about.get("code")
+    return {
+        "text": plain(str(about.get("text") or "")),
+        "code": code if isinstance(code, int) and 0 <= code < 65_536 else 0,
+        "bytes_in": _count(about.get("bytes_in")),
+        "bytes_out": _count(about.get("bytes_out")),
+    }

@@ -37,12 +37,6 @@ class Sessions(Nothing):
         serving = self._pools.of(worker)
         return Doing("", f"{len(serving.live)} sessions") if serving and serving.live else None
 
-    def pause(self, worker: Worker) -> None:
-        self._pools.tell_pools()
-
-    def resume(self, worker: Worker) -> None:
-        self._pools.tell_pools()
-
     def drain(self, worker: Worker) -> None:
         self._pools.close(worker)
 

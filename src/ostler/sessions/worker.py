@@ -38,7 +38,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.sessions")
 
 _PROBE, _AGAIN = 1.0, 0.5  # seconds in which a probe must answer, and the one right after a miss
-_MISSES = 2  # in a row: it hangs
+_MISSES, _PATIENT = 2, 5  # in a row: it hangs; and where the machine has far more to do than it can
+_PAUSE = 0.2  # seconds between a miss and the next probe
+_CROWDED = 3.0  # processes for each core that want to run
 _CONNECTS = 5.0  # seconds between two probes that only connect
 _WEIGHED = 10.0  # seconds between two looks at the family's memory
 _SLOW = 10  # probes in a row that were too slow
@@ -193,18 +195,24 @@ class Child:
     def facts(self) -> dict[str, Any]:
         """For the heartbeat; on the channel's own thread."""
         late = time.monotonic() - self._probed
-        if self._endpoint is not None and late > 5 * (_PROBE + max(self._options["probe"], _CONNECTS)):
+        if self._is_probed and late > 5 * (_PROBE + max(self._options["probe"], _CONNECTS)):
             self._channel.send("hung", f"its event loop has been blocked for {late:.0f} s")
         door = {"door": self._door.facts()} if self._door else {}
         return {"sessions": [*self.sessions], "probe_ms": self.probe_ms, "pss_mb": self.pss_mb, **door}
 
+    @property
+    def _is_probed(self) -> bool:
+        has_own = hasattr(self._code, "probe")
+        return bool(self._options["probe"] and (has_own or (self._endpoint and self._endpoint.address)))
+
     async def _probe(self) -> None:
-        """Ask it again and again. Two misses in a row are a hang, which the node hears of once."""
+        """Ask it again and again. Two misses in a row are a hang, which the node hears of once; on a crowded machine it takes five."""
         own = getattr(self._code, "probe", None)
         every = self._options["probe"] if own is not None else max(self._options["probe"], _CONNECTS)
         misses = slow = 0
+        told = False
         limit = self._options.get("slow_ms") or 0.0
-        while self._options["probe"] and (own is not None or self._endpoint is not None):
+        while self._is_probed:
             began = time.monotonic()
             why = await self._ask(own, _AGAIN if misses else _PROBE)
             self._probed = time.monotonic()
@@ -214,9 +222,10 @@ class Child:
                 slow = slow + 1 if limit and self.probe_ms > limit else 0
                 if slow == _SLOW:
                     self._channel.send("tired", f"its probe takes {self.probe_ms:.0f} ms, limit {limit:.0f} ms")
-            elif misses == _MISSES:
+            elif not told and misses >= (_PATIENT if _is_crowded() else _MISSES):
+                told = True
                 self._channel.send("hung", why)
-            await asyncio.sleep(0.0 if why is not None and misses < _MISSES else every)
+            await asyncio.sleep(_PAUSE if why is not None and not told else every)
 
     async def _ask(self, own: Callable[[], Any] | None, patience: float) -> str | None:
         try:
@@ -237,6 +246,11 @@ class Child:
             with contextlib.suppress(OSError):
                 self.pss_mb = await asyncio.to_thread(family.pss_mb, os.getpid())
             await asyncio.sleep(_WEIGHED)
+
+
+def _is_crowded() -> bool:
+    """Whether what does not answer may only be waiting for its turn on a core."""
+    return os.getloadavg()[0] > _CROWDED * (os.cpu_count() or 1)
 
 
 class _Ear:

@@ -8,7 +8,23 @@ from fastapi import APIRouter, FastAPI
 from starlette.middleware import Middleware
 
 import ostler
-from ostler.web import calls, envs, errors, fleet, flows, info, jobs, metrics, models, pages, sessions, stream, workers
+from ostler.web import (
+    calls,
+    described,
+    elsewhere,
+    envs,
+    errors,
+    fleet,
+    flows,
+    info,
+    jobs,
+    metrics,
+    models,
+    pages,
+    sessions,
+    stream,
+    workers,
+)
 from ostler.web.auth import Gate
 from ostler.web.context import Context
 from ostler.web.extend import NodeApi
@@ -23,10 +39,13 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
         middleware=[Middleware(Gate, settings=context.settings, secret=context.secret)],
         docs_url=None,  # ours needs no other host
         redoc_url=None,
+        generate_unique_id_function=described.operation_id,
     )
     errors.install(app)
-    for part in (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs):
-        app.include_router(part.router(context))
-    for factory in routes:
-        app.include_router(factory(NodeApi(context)))
+    described.install(app, elsewhere.paths(context))
+    parts = (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs)
+    routers = [part.router(context) for part in parts] + [factory(NodeApi(context)) for factory in routes]
+    described.close(routers)
+    for router in routers:
+        app.include_router(router)
     return app

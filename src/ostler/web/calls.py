@@ -9,15 +9,50 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query
+from fastapi import APIRouter, Path, Query
 from pydantic import BaseModel, Field
 
 from ostler.errors import BadArguments, NotFound
-from ostler.store.calls import OUTCOMES
 from ostler.web.context import Context
+from ostler.web.errors import answers
+from ostler.web.models import ModelState
 from ostler.web.render import JSONResponse
 
+_BYTES = {"schema": {"type": "string", "format": "binary"}}
+_CALL_BODY = {
+    "type": "object",
+    "title": "CallRequest",
+    "properties": {
+        "model": {"type": "string", "description": "may be left out where the task has one"},
+        "payload": {"description": "what the model is given"},
+    },
+}
+_CALL: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": _CALL_BODY},
+            "multipart/form-data": {"schema": {"type": "object"}},
+            "application/octet-stream": _BYTES,
+        },
+    },
+    "parameters": [
+        {"name": name, "in": place, "required": False, "description": text, "schema": {"type": "string"}}
+        for name, place, text in (
+            ("model", "query", "the model, where the body does not name it"),
+            ("x-ostler-timeout", "header", 'seconds, or a text such as "5m"'),
+            ("x-ostler-keep-alive", "header", "how long the model stays loaded after the call, likewise"),
+            ("x-ostler-priority", "header", "a whole number; higher ones come first"),
+            ("x-request-id", "header", "the id of the call; made up where it is left out"),
+        )
+    ],
+}
+_ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"content": {"text/event-stream": {"schema": {"type": "string"}}, "application/octet-stream": _BYTES}}
+}
 _CURSOR = re.compile(r"(\d{1,18})(?:/(.{0,200}))?")
+
+Outcome = Literal["done", "error", "refused", "cancelled", "died", "deadline"]
 
 
 class CallView(BaseModel):
@@ -35,7 +70,7 @@ class CallView(BaseModel):
     bytes_in: int
     bytes_out: int
     status: int
-    outcome: Literal["done", "error", "refused", "cancelled", "died", "deadline"]
+    outcome: Outcome
     code: str | None = Field(description="of an error that is not the model's own")
     streamed: bool
     host_mb: float | None = Field(description="the worker's peak until then")
@@ -71,10 +106,98 @@ class RunningCalls(BaseModel):
     total: int
 
 
+class CallAnswer(BaseModel):
+    result: Any
+    request_id: str
+    processing_time_ms: float
+    model: str
+
+
 class Cancelled(BaseModel):
     ok: bool
     action: str
     calls: int
+
+
+class MemoryOwner(BaseModel):
+    owner: str
+    mb: float
+    need_mb: float
+    status: str
+
+
+class MemoryView(BaseModel):
+    """The memory of the host, or of one GPU."""
+
+    uuid: str
+    index: int | None
+    name: str
+    total_mb: float
+    free_mb: float
+    reserved_mb: float
+    headroom_mb: float
+    room_mb: float
+    owners: list[MemoryOwner]
+
+
+class MemoryWaiting(BaseModel):
+    owner: str
+    host_mb: float
+    gpu_mb: float
+    seconds: float
+    reason: str | None
+
+
+class MemoryList(BaseModel):
+    host: MemoryView | None = Field(description="null until it was read")
+    devices: list[MemoryView]
+    unreadable: str | None = Field(None, description="why the GPUs cannot be read")
+    exclusive: bool = False
+    operating: str | None = Field(None, description="in exclusive mode, who loads onto a GPU now")
+    waiting: list[MemoryWaiting]
+
+
+class ModelCounts(ModelState):
+    """`calls` counts outcomes."""
+
+    task: str
+    model: str
+    calls: dict[str, int]
+    loads: int
+    evictions: int
+
+
+class CallableTask(BaseModel):
+    task: str
+    models: list[str]
+    any_model: bool
+
+
+class ModelStats(BaseModel):
+    models: list[ModelCounts]
+    tasks: list[CallableTask]
+
+
+class CallPoint(BaseModel):
+    """Calls that ended in `step` seconds from `at` on, by outcome. Durations are seconds."""
+
+    at: int
+    step: int
+    done: int
+    error: int
+    refused: int
+    cancelled: int
+    died: int
+    deadline: int
+    took_p50: float | None
+    took_p95: float | None
+    waited_p95: float | None
+    in_flight: int
+    waiting: int
+
+
+class CallSeries(BaseModel):
+    points: list[CallPoint]
 
 
 def router(context: Context) -> APIRouter:
@@ -84,14 +207,14 @@ def router(context: Context) -> APIRouter:
     async def listing(
         task: Annotated[str | None, Query(max_length=200)] = None,
         model: Annotated[str | None, Query(max_length=200)] = None,
-        outcome: Annotated[str | None, Query(description=f"one of {', '.join(OUTCOMES)}")] = None,
+        outcome: Outcome | None = None,
         request: Annotated[str | None, Query(max_length=200, description="the call's own id")] = None,
-        before: Annotated[str | None, Query(max_length=250)] = None,
+        before: Annotated[
+            str | None, Query(max_length=250, json_schema_extra={"pattern": f"^{_CURSOR.pattern}$"})
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> JSONResponse:
         """Calls of all nodes. A call is in it about a second after its end; under a flood of calls, a sample of them is."""
-        if outcome is not None and outcome not in OUTCOMES:
-            raise BadArguments(f"there is no outcome {outcome[:40]!r}; there are: {', '.join(OUTCOMES)}")
         filters = {"task": task, "model": model, "outcome": outcome, "request": request}
         place = None if before is None else _place(before)
         page, following = await context.reader.call(
@@ -104,19 +227,34 @@ def router(context: Context) -> APIRouter:
     async def running() -> JSONResponse:
         return JSONResponse({"calls": [], "total": 0})
 
-    @routes.delete("/calls/{request_id}", response_model=Cancelled, status_code=202, summary="Cancel a call")
-    async def cancel(request_id: str) -> JSONResponse:
+    @routes.delete("/calls/{name}", response_model=Cancelled, status_code=202, summary="Cancel a call")
+    async def cancel(name: Annotated[str, Path(description="the call's request id")]) -> JSONResponse:
         """In line or in its worker, on this node. Its caller gets 499 `CANCELLED`. The model sees `cancelled()`."""
-        raise NotFound(f"no call {request_id[:128]!r} is under way; this node serves no models")
+        raise NotFound(f"no call {name[:128]!r} is under way; this node serves no models")
 
-    @routes.get("/memory", summary="The memory of this node")
+    @routes.post(
+        "/calls/{name}",
+        response_model=CallAnswer,
+        responses=_ANSWERS | answers(400, 413, 429, 499, 500, 502, 504),
+        openapi_extra=_CALL,
+        summary="Call a model",
+    )
+    async def call(name: Annotated[str, Path(description="the task")]) -> JSONResponse:
+        """Models that stream answer with server-sent events; a model may also answer with bytes of any type. What a server program
+        (`app.server`) takes and answers is its own business.
+        """
+        raise NotFound(f"there is no task {name[:80]!r} to call: this node serves no models")
+
+    @routes.get("/memory", response_model=MemoryList, summary="The memory of this node")
     async def memory() -> JSONResponse:
         """`host` and `devices` with who holds how much of them, and who waits for some; in MB. `host` is null until it was read."""
         ledger = context.supervisor.ledger
         return JSONResponse({"host": None, "devices": [], "waiting": []} if ledger is None else ledger.snapshot())
 
-    @routes.get("/models/stats", summary="The models of this node, with what was counted of them")
-    async def stats() -> JSONResponse:
+    @routes.get(
+        "/models/stats", response_model=ModelStats, summary="The models of this node, with what was counted of them"
+    )
+    async def model_stats() -> JSONResponse:
         """`models` as in health, with outcomes, loads and evictions since the node started; `tasks` with the ids that they list."""
         found = [{**_named(name), **state} for name, state in context.models().items()]
         for one in found:
@@ -124,8 +262,10 @@ def router(context: Context) -> APIRouter:
             one |= {"calls": counters.tally.outcomes, "loads": counters.loads, "evictions": counters.evictions}
         return JSONResponse({"models": found, "tasks": context.calls.tasks()})
 
-    @routes.get("/models/series", summary="Calls of the last ten minutes, in steps of ten seconds")
-    async def series(
+    @routes.get(
+        "/models/series", response_model=CallSeries, summary="Calls of the last ten minutes, in steps of ten seconds"
+    )
+    async def model_series(
         task: Annotated[str | None, Query(max_length=200)] = None,
         model: Annotated[str | None, Query(max_length=200)] = None,
     ) -> JSONResponse:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -16,12 +18,69 @@ from ostler.web.render import JSONResponse
 log = logging.getLogger("ostler.web")
 
 
+class Problem(BaseModel):
+    model_config = ConfigDict(extra="allow")
+    code: str = Field(description="for programs, such as `NOT_FOUND`")
+    message: str = Field(description="for people: what is wrong, and what to do")
+
+
+class ErrorBody(BaseModel):
+    """The body of every error."""
+
+    error: Problem
+
+
+# What a status means, for the description of the API. A route adds its own with `answers`.
+_MEANINGS = {
+    400: "The request is malformed.",
+    401: "The request has no token, or a wrong one.",
+    403: "The request comes from a page of another site, under a name that is not this node's, or with a token that may not do this.",
+    404: "There is no such thing.",
+    409: "Its state does not allow this.",
+    413: "The body is too large.",
+    422: "A parameter or the body is invalid. Nothing was stored.",
+    426: "This is for WebSocket clients.",
+    429: "There are too many of these right now.",
+    499: "The call was cancelled.",
+    500: "Something failed inside the node or the model; the message or the node's log says what.",
+    502: "Another process or node that is needed for the answer cannot be reached.",
+    503: "The node cannot do this right now, for example because its store is busy. Try again.",
+    504: "The call took longer than it may.",
+}
+_HEADERS = {
+    401: {"WWW-Authenticate": "always `Bearer`"},
+    429: {"Retry-After": "seconds to wait"},
+    503: {"Retry-After": "seconds to wait"},
+}
+
+
+def answers(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """Errors that a route may answer, for its `responses`. `described.py` adds those that follow from a route's shape."""
+    return {status: _described(status) for status in statuses}
+
+
+def _described(status: int) -> dict[str, Any]:
+    body = {"application/json": {"schema": {"$ref": f"#/components/schemas/{ErrorBody.__name__}"}}}
+    headers = {
+        name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS.get(status, {}).items()
+    }
+    return {"description": _MEANINGS[status], "content": body, **({"headers": headers} if headers else {})}
+
+
 def failure(status: int, code: str, message: str, **more: Any) -> JSONResponse:
     """An error response."""
     headers = {"Retry-After": "1"} if status in (429, 503) else {}
     if status == 401:
         headers["WWW-Authenticate"] = "Bearer"
     return JSONResponse({"error": {"code": code, "message": message, **more}}, status, headers)
+
+
+def not_allowed(method: str, path: str, allowed: Iterable[str]) -> JSONResponse:
+    """405, with the methods that the path does take."""
+    shown = ", ".join(sorted(allowed))
+    answer = failure(405, "METHOD_NOT_ALLOWED", f"{path} takes {shown}, not {method}")
+    answer.headers["Allow"] = shown
+    return answer
 
 
 def install(app: FastAPI) -> None:
@@ -39,10 +98,11 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
+        if error.status_code == 405:
+            allowed = (error.headers or {}).get("Allow", "").split(", ")
+            return not_allowed(request.method, request.url.path, allowed)
         message = f"{request.method} {request.url.path}: {error.detail}"
-        return failure(
-            error.status_code, {404: "NOT_FOUND", 405: "METHOD_NOT_ALLOWED"}.get(error.status_code, "HTTP"), message
-        )
+        return failure(error.status_code, {404: "NOT_FOUND"}.get(error.status_code, "HTTP"), message)
 
     @app.exception_handler(ClientDisconnect)
     async def broke_off(request: Request, _: ClientDisconnect) -> JSONResponse:

@@ -40,7 +40,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["nodes"])
 
     @routes.get("/nodes", response_model=NodeList, summary="All nodes of the store")
-    async def nodes() -> JSONResponse:
+    async def listing() -> JSONResponse:
         """Those that live, and those that died and have not come back."""
         found = await read(context)
         own = context.supervisor.member.id

@@ -19,6 +19,7 @@ from ostler.web.jobs import EnqueueRequest, Id, body, parse, prepared, read
 from ostler.web.render import JSONResponse
 
 _MOST = 10_000
+_FILTER = 262_144  # bytes: as many ids of any length
 
 
 class BulkRequest(BaseModel):
@@ -47,12 +48,59 @@ class Filter(BaseModel):
         return found
 
 
+class BulkStored(BaseModel):
+    ids: list[int] = Field(description="in the order of the request")
+
+
+class BulkCancelled(BaseModel):
+    cancelled: int
+    ids: list[int]
+    running: list[int] = Field(description="those that were running: they are asked to stop")
+
+
+class BulkRetried(BaseModel):
+    retried: int
+    ids: list[int]
+
+
+class BatchView(BaseModel):
+    """A batch. `pending` jobs have not ended yet."""
+
+    id: int
+    total: int
+    pending: int
+    failed: int
+    callback_job: int | None
+    created_at: int
+    finished_at: int | None
+
+
+class ScheduleView(BaseModel):
+    name: str
+    spec: str
+    zone: str
+    step: dict[str, Any] = Field(description="the job that it stores")
+    next_at: int
+    last_at: int | None
+    last_job: int | None
+
+
+class ScheduleList(BaseModel):
+    schedules: list[ScheduleView]
+
+
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["jobs"])
     patience = context.settings.store_patience
 
-    @routes.post("/jobs/bulk", status_code=201, openapi_extra=body(BulkRequest), summary="Store many jobs: all or none")
-    async def bulk(request: Request) -> JSONResponse:
+    @routes.post(
+        "/jobs/bulk",
+        status_code=201,
+        response_model=BulkStored,
+        openapi_extra=body(BulkRequest),
+        summary="Store many jobs: all or none",
+    )
+    async def enqueue_many(request: Request) -> JSONResponse:
         wanted = parse(BulkRequest, await read(request, 64 * 1024 * 1024))
         jobs = [prepared(context, job) for job in wanted.jobs]
         ids = (
@@ -63,9 +111,14 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring()
         return JSONResponse({"ids": ids}, 201)
 
-    @routes.post("/jobs/cancel", openapi_extra=body(Filter), summary="Cancel the jobs that a filter fits")
-    async def cancel(request: Request) -> JSONResponse:
-        wanted = parse(Filter, await read(request, 65_536))
+    @routes.post(
+        "/jobs/cancel",
+        response_model=BulkCancelled,
+        openapi_extra=body(Filter),
+        summary="Cancel the jobs that a filter fits",
+    )
+    async def cancel_many(request: Request) -> JSONResponse:
+        wanted = parse(Filter, await read(request, _FILTER))
         conditions = wanted.conditions()
 
         found = await context.writer.call(
@@ -79,12 +132,13 @@ def router(context: Context) -> APIRouter:
 
     @routes.post(
         "/jobs/retry",
+        response_model=BulkRetried,
         openapi_extra=body(Filter),
         summary="Put the ended jobs that a filter fits back into their queues",
     )
-    async def retry(request: Request) -> JSONResponse:
+    async def retry_many(request: Request) -> JSONResponse:
         """Without a status, failed ones: this is how dead letters are redriven."""
-        wanted = parse(Filter, await read(request, 65_536))
+        wanted = parse(Filter, await read(request, _FILTER))
         conditions = wanted.conditions()
         status = conditions.pop("status", JobStatus.FAILED)
         if status not in ("failed", "cancelled", "done"):
@@ -96,17 +150,17 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring()
         return JSONResponse({"retried": len(ids), "ids": ids})
 
-    @routes.get("/jobs/{job}/logs", summary="What a job printed")
+    @routes.get("/jobs/{job}/logs", response_class=PlainTextResponse, summary="What a job printed")
     async def logs(job: Id, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
         await context.reader.call(lambda store: store.jobs.find(job))
         found = await asyncio.to_thread(last, JobLogs(context.settings.data_dir).path(job), lines)
         return PlainTextResponse("".join(f"{line}\n" for line in found))
 
-    @routes.get("/batches/{batch}", summary="How far a batch is")
+    @routes.get("/batches/{batch}", response_model=BatchView, summary="How far a batch is")
     async def batch(batch: Id) -> JSONResponse:
         return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.get_batch(batch)))
 
-    @routes.get("/schedules", summary="All schedules with their next time")
+    @routes.get("/schedules", response_model=ScheduleList, summary="All schedules with their next time")
     async def schedules() -> JSONResponse:
         return JSONResponse({"schedules": await context.reader.call(lambda store: store.jobs.flows.schedules())})
 

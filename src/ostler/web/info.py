@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from typing import Any, Literal
 
 from fastapi import APIRouter
+from pydantic import BaseModel, Field
 
 import ostler
 from ostler.errors import StoreBusy
@@ -15,26 +17,107 @@ from ostler.store import database, now_ms
 from ostler.store.fleet import Fleet, shown
 from ostler.store.fleet import read as read_fleet
 from ostler.web.context import Context
+from ostler.web.fleet import NodeView
+from ostler.web.models import ModelState
 from ostler.web.render import JSONResponse
-from ostler.web.workers import pool_views
+from ostler.web.workers import PoolView, pool_views
 
 _PATIENCE = 1.0  # seconds that health waits for the list of nodes
+
+
+class Alive(BaseModel):
+    status: Literal["ok"]
+
+
+class Readiness(BaseModel):
+    ready: bool
+    reasons: list[str] = Field(description="why it is not ready")
+
+
+class SlotCounts(BaseModel):
+    slots: int
+    in_use: int
+    free: int
+    waiting: int
+
+
+class Health(BaseModel):
+    """`models` are those of this node by "task:model", `sessions` its session pools by name."""
+
+    status: Literal["healthy", "degraded", "error"]
+    errors: list[str]
+    paused: list[str] = Field(description="pools of this node")
+    nodes: list[NodeView]
+    workers: dict[str, int] = Field(description="workers of all nodes, by status")
+    models: dict[str, ModelState]
+    gpu_lock_held: bool | None
+    sessions: dict[str, SlotCounts]
+
+
+class Held(BaseModel):
+    held: dict[str, str] = Field(description="queues from which no jobs are claimed for now, and why")
+    pauses: int = Field(description="how often that happened since the node started")
+
+
+class QueueCounts(BaseModel):
+    queued: int
+    scheduled: int
+    processing: int
+    failed: int
+    cancelled: int
+
+
+class TaskView(BaseModel):
+    """A task that this node declares."""
+
+    name: str
+    queue: str
+    attempts: int
+    timeout: float | None
+    priority: int
+    policy: dict[str, Any]
+    parameters: list[dict[str, Any]]
+
+
+class Info(BaseModel):
+    name: str
+    version: str
+    node: str
+    node_id: str
+    pid: int
+    url: str
+    started_at: int
+    uptime: float = Field(description="seconds")
+    store: str
+    data: str = Field(description="the data directory")
+    worker_enabled: bool = Field(description="false: all workers are paused")
+    stopping: bool
+    running: int = Field(description="jobs of this node")
+    backpressure: Held
+    pools: list[PoolView]
+    queues: dict[str, QueueCounts]
+    tasks: list[TaskView]
 
 
 def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["node"])
     supervisor, settings = context.supervisor, context.settings
 
-    @routes.get("/healthz", summary="The process answers")
+    @routes.get("/healthz", response_model=Alive, summary="The process answers")
     async def healthz() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
-    @routes.get("/readyz", summary="It can take and run work")
+    @routes.get(
+        "/readyz",
+        response_model=Readiness,
+        responses={503: {"model": Readiness, "description": "It cannot"}},
+        summary="It can take and run work",
+    )
     async def readyz() -> JSONResponse:
         reasons = unready(supervisor, context.lanes)
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 200 if not reasons else 503)
 
-    @routes.get("/api/v1/health", summary="Healthy, degraded or error, with reasons")
+    @routes.get("/api/v1/health", response_model=Health, summary="Healthy, degraded or error, with reasons")
     async def health() -> JSONResponse:
         """`nodes` has every node's condition in short; `workers` counts those of all nodes by status."""
         found = Fleet([], [], now_ms())
@@ -63,7 +146,7 @@ def router(context: Context) -> APIRouter:
         }
         return JSONResponse({**told, "models": context.models(), "gpu_lock_held": context.gpu_lock(), "sessions": held})
 
-    @routes.get("/api/v1/info", summary="The node, its pools and queues")
+    @routes.get("/api/v1/info", response_model=Info, summary="The node, its pools and queues")
     async def info() -> JSONResponse:
         depths = await context.reader.call(lambda store: store.jobs.depths())
         queues = {q: depths.get(q, {}) for q in {*depths, *(t["queue"] for t in context.tasks.values())}}

@@ -20,7 +20,7 @@ from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
 from ostler.web.context import Context
-from ostler.web.errors import in_words
+from ostler.web.errors import answers, in_words
 from ostler.web.render import JSONResponse
 
 _WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the end of the job; 503 when too many wait already")
@@ -67,6 +67,8 @@ _WAITING = Field(None, description="why a queued job does not run yet: `reason`,
 JobDetail = create_model(
     "JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS), waiting_for=(dict[str, Any] | None, _WAITING)
 )
+_DUPLICATE = Field(description="whether a unique job was there already")
+Stored = create_model("Stored", __base__=JobDetail, duplicate=(bool, _DUPLICATE))
 
 
 class EventPage(BaseModel):
@@ -83,7 +85,12 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1/jobs", tags=["jobs"])
 
     @routes.post(
-        "", status_code=201, response_model=JobDetail, openapi_extra=body(EnqueueRequest), summary="Store a job"
+        "",
+        status_code=201,
+        response_model=Stored,
+        responses={200: {"model": Stored, "description": "A unique job that was there already"}},
+        openapi_extra=body(EnqueueRequest),
+        summary="Store a job",
     )
     async def enqueue(request: Request) -> JSONResponse:
         """When this answers 201, the job survives a power cut. On any error nothing was stored."""
@@ -154,7 +161,7 @@ def router(context: Context) -> APIRouter:
         page, following = await context.reader.call(read)
         return JSONResponse({"events": page, "next": following})
 
-    @routes.post("/{job}/cancel", response_model=JobDetail, summary="Cancel a job")
+    @routes.post("/{job}/cancel", response_model=JobDetail, responses=answers(409), summary="Cancel a job")
     async def cancel(job: Id) -> JSONResponse:
         """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
         # The answer is read before the worker is told: it shows the request, not how fast the job heeded it.
@@ -167,7 +174,9 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring(job)
         return JSONResponse(view)
 
-    @routes.post("/{job}/retry", response_model=JobDetail, summary="Put an ended job back into its queue")
+    @routes.post(
+        "/{job}/retry", response_model=JobDetail, responses=answers(409), summary="Put an ended job back into its queue"
+    )
     async def retry(job: Id) -> JSONResponse:
         await context.writer.call(
             lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience

@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import APIRouter
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from starlette.responses import Response
+from starlette.responses import PlainTextResponse, Response
 
 from ostler.events import Backpressure, Beats, Bus, ClaimLost, ClaimMissed, JobEnded, Recovered, RunsDone, WorkerMoved
 from ostler.store import fleet, now_ms
@@ -98,7 +98,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["node"])
     metrics = context.metrics
 
-    @routes.get("/metrics", summary="Metrics for Prometheus")
+    @routes.get("/metrics", name="metrics", response_class=PlainTextResponse, summary="Metrics for Prometheus")
     async def read() -> Response:
         """What counts events, and `ostler_workers` and `worker_inflight_jobs`, are of this node: add them up over all nodes. The
         other gauges are of the store: every node tells the same, so take one of them (`max by`).

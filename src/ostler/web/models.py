@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter
-from pydantic import BaseModel, ConfigDict
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
 
 from ostler.calls.wishes import Wishes
 from ostler.errors import NotFound
 from ostler.web.context import Context
+from ostler.web.errors import answers
+from ostler.web.jobs import body, parse, read
 from ostler.web.render import JSONResponse
+
+_REFUSALS = answers(404, 409)
+_BODY = 65_536  # bytes
 
 
 class ModelState(BaseModel):
@@ -23,6 +28,10 @@ class ModelState(BaseModel):
     waiting: int
     idle_seconds: float | None
     memory_mb: float | None
+
+
+class NamedState(ModelState):
+    model: str = Field(description='"task:model"')
 
 
 class Place(BaseModel):
@@ -60,7 +69,7 @@ class Change(Wish):
     idle: float | str | None = None
     timeout: float | str | None = None
     startup: float | str | None = None
-    queue: int | None = None
+    queue: int | None = Field(None, ge=0, le=100_000)
     pinned: bool | None = None
 
 
@@ -82,18 +91,39 @@ def router(context: Context) -> APIRouter:
             {"models": context.models(), "gpu_lock_held": context.gpu_lock(), "elsewhere": context.elsewhere()}
         )
 
-    @routes.post("/load", response_model=ModelState, summary="Load a model before anybody calls it")
-    async def load(wish: Wish) -> JSONResponse:
+    @routes.post(
+        "/load",
+        response_model=NamedState,
+        responses=_REFUSALS,
+        openapi_extra=body(Wish),
+        summary="Load a model before anybody calls it",
+    )
+    async def load(request: Request) -> JSONResponse:
         """It is started as by a call, and leaves when its idle time is over."""
+        wish = parse(Wish, await read(request, _BODY))
         return state(wish.task, wishes().load(wish.task, wish.model))
 
-    @routes.post("/unload", response_model=ModelState, summary="Unload an idle model now")
-    async def unload(wish: Wish) -> JSONResponse:
+    @routes.post(
+        "/unload",
+        response_model=NamedState,
+        responses=_REFUSALS,
+        openapi_extra=body(Wish),
+        summary="Unload an idle model now",
+    )
+    async def unload(request: Request) -> JSONResponse:
+        wish = parse(Wish, await read(request, _BODY))
         return state(wish.task, await wishes().unload(wish.task, wish.model))
 
-    @routes.patch("", response_model=ModelList, summary="Change idle time, deadlines, queue or pinned while it runs")
-    async def change(wish: Change) -> JSONResponse:
+    @routes.patch(
+        "",
+        response_model=ModelList,
+        responses=_REFUSALS,
+        openapi_extra=body(Change),
+        summary="Change idle time, deadlines, queue or pinned while it runs",
+    )
+    async def change(request: Request) -> JSONResponse:
         """Counts from the next call on, until the node's next start."""
+        wish = parse(Change, await read(request, _BODY))
         options: dict[str, Any] = wish.model_dump(exclude={"task", "model"}, exclude_none=True)
         wishes().change(wish.task, wish.model, options)
         return JSONResponse(

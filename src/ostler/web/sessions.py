@@ -19,6 +19,7 @@ from ostler.sessions.shown import Sessions
 from ostler.store.store import Store
 from ostler.web.connections import PEER
 from ostler.web.context import Context
+from ostler.web.errors import answers
 from ostler.web.render import JSONResponse
 from ostler.web.session_view import Views
 
@@ -31,6 +32,13 @@ _CUT = {
     "text": 300,
 }  # characters of what clients and workers said
 
+_PICTURE = {"type": "string", "format": "binary"}
+_FRAMES: dict[int | str, dict[str, Any]] = {
+    200: {
+        "content": {"multipart/x-mixed-replace": {"schema": _PICTURE}},
+        "description": "JPEG frames (MJPEG)",
+    }
+}
 State = Literal["opening", "live", "detached", "ended"]
 
 
@@ -176,7 +184,9 @@ def router(context: Context) -> APIRouter:
             str | None, Query(max_length=200, description="of the worker, or the name connected to")
         ] = None,
         owner: Annotated[str | None, Query(max_length=200)] = None,
-        before: Annotated[str | None, Query(max_length=250)] = None,
+        before: Annotated[
+            str | None, Query(max_length=250, json_schema_extra={"pattern": f"^{_CURSOR.pattern}$"})
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
     ) -> JSONResponse:
         """Live ones of all nodes that share the registry (at most 1000 of other nodes), ended ones of all that share the store. How
@@ -190,7 +200,13 @@ def router(context: Context) -> APIRouter:
     async def one(session: Id) -> JSONResponse:
         return JSONResponse(await _find(context, session))
 
-    @routes.delete("/sessions/{session}", response_model=Ending, status_code=202, summary="End a session")
+    @routes.delete(
+        "/sessions/{session}",
+        response_model=Ending,
+        status_code=202,
+        responses=answers(409),
+        summary="End a session",
+    )
     async def end(session: Id, request: Request) -> JSONResponse:
         """Its client gets the close code 1008 with a reason; its slot is free at once. Also of another node."""
         pools = context.sessions
@@ -208,7 +224,7 @@ def router(context: Context) -> APIRouter:
     @routes.get(
         "/sessions/{session}/view",
         response_class=StreamingResponse,
-        responses={200: {"content": {"multipart/x-mixed-replace": {}}, "description": "JPEG frames (MJPEG)"}},
+        responses=_FRAMES | answers(409, 429, 502),
         summary="Watch a session",
     )
     async def view(session: Id) -> Response:

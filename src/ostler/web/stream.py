@@ -9,9 +9,10 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Header, Query, Request
+from pydantic import BaseModel
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -25,13 +26,16 @@ from ostler.store.fleet import read as read_fleet
 from ostler.store.store import Store
 from ostler.web import fleet
 from ostler.web.context import Context
-from ostler.web.jobs import Id
+from ostler.web.errors import answers
+from ostler.web.jobs import LARGEST, Id
 from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.web")
 
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-_SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": {200: {"content": {"text/event-stream": {}}}}}
+_EVENTS = {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}, "description": "Events"}}
+_SSE: dict[str, Any] = {"response_class": StreamingResponse, "responses": _EVENTS}
+_FOLLOWED: dict[str, Any] = {**_SSE, "responses": _EVENTS | answers(409)}
 _RETRY = b"retry: 1000\n\n"  # how soon an EventSource comes back
 _RETRY_LATER = b"retry: 10000\n\n"
 _SLICE = 32_768  # bytes that are handed to a connection at once
@@ -51,6 +55,49 @@ class Span(StrEnum):
 
 # span -> (seconds back, seconds per point)
 _SPANS = {Span.TEN_MINUTES: (600, 10), Span.HOUR: (3600, 10), Span.DAY: (86_400, 600), Span.WEEK: (604_800, 3600)}
+
+
+class Point(BaseModel):
+    """What ended in `step` seconds from `at` on. Durations are seconds."""
+
+    at: int
+    step: int
+    done: int
+    failed: int
+    retried: int
+    crashed: int
+    cancelled: int
+    avg_run: float | None
+    run_p50: float | None
+    run_p95: float | None
+    wait_p50: float | None
+    wait_p95: float | None
+
+
+class Stats(BaseModel):
+    span: Span
+    step: int
+    now: int
+    points: list[Point]
+    whole: Point
+
+
+class Incident(BaseModel):
+    """`at` is the last time that it changed, `count` how often it happened."""
+
+    node: str
+    id: int
+    level: Literal["info", "warning", "error"]
+    subject: str
+    text: str
+    count: int
+    at: int
+    job: int | None
+    detail: str | None
+
+
+class IncidentList(BaseModel):
+    incidents: list[Incident]
 
 
 class EventStream(StreamingResponse):
@@ -135,7 +182,7 @@ def router(context: Context) -> APIRouter:
             if not data:
                 await client.wake.wait()
 
-    @routes.get("/workers/{name:path}/logs/follow", summary="A worker's output as it comes (SSE)", **_SSE)
+    @routes.get("/workers/{name:path}/logs/follow", summary="A worker's output as it comes (SSE)", **_FOLLOWED)
     async def follow_worker(
         name: str,
         request: Request,
@@ -150,7 +197,7 @@ def router(context: Context) -> APIRouter:
         worker = found.worker(name)
         return tail(request, found.node(worker["node_id"]), worker["component"], lines, last_event_id or last)
 
-    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_SSE)
+    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_FOLLOWED)
     async def follow_job(
         job: Id,
         request: Request,
@@ -200,7 +247,7 @@ def router(context: Context) -> APIRouter:
         file = Reader(remote.path_of(settings.data_dir, subject))
         return EventStream(_lines(context.tails, file, wake, over, lines, place, settings.event_keepalive), gone)
 
-    @routes.get("/stats", summary="What ended, how long it took and waited, over time")
+    @routes.get("/stats", response_model=Stats, summary="What ended, how long it took and waited, over time")
     async def stats(span: Span = Span.HOUR, queue: str | None = None) -> JSONResponse:
         """Points with nothing in them are left out; `whole` is the span in one. Times are milliseconds UTC, durations seconds."""
         back, width = _SPANS[span]
@@ -213,9 +260,9 @@ def router(context: Context) -> APIRouter:
         whole = states.recent(rates.merged(found, since), back)
         return JSONResponse({"span": span, "step": width, "now": now, "points": points, "whole": whole})
 
-    @routes.get("/incidents", summary="What happened, in words, newest first")
+    @routes.get("/incidents", response_model=IncidentList, summary="What happened, in words, newest first")
     async def incidents(
-        limit: Annotated[int, Query(ge=1, le=1000)] = 50, before: Annotated[int | None, Query(ge=0)] = None
+        limit: Annotated[int, Query(ge=1, le=1000)] = 50, before: Annotated[int | None, Query(ge=0, le=LARGEST)] = None
     ) -> JSONResponse:
         found = await context.reader.call(lambda store: store.live.incidents(limit, before))
         return JSONResponse({"incidents": found})

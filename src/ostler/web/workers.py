@@ -8,13 +8,14 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, ConfigDict, create_model
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from ostler.lifecycle import ends
 from ostler.lifecycle.logs import last, worker_log
 from ostler.store import views
 from ostler.web import fleet
 from ostler.web.context import Context
+from ostler.web.errors import answers
 from ostler.web.fleet import accepted
 from ostler.web.render import JSONResponse
 
@@ -33,6 +34,39 @@ _VERBS = {
 
 class WorkerList(BaseModel):
     workers: list[WorkerView]  # type: ignore[valid-type]
+
+
+class ExitView(BaseModel):
+    """How one process of a worker ended. `counted`: it counts towards the restart limit."""
+
+    generation: int
+    at: int
+    reason: str
+    code: int | None
+    signal: int | None
+    kind: str
+    counted: bool | int
+    peak_rss_mb: float | None
+    item: int | str | None = Field(description="the job that it had")
+    log: list[str] = Field(description="its last lines")
+    text: str = Field(description="the reason in words")
+
+
+WorkerDetail = create_model(
+    "WorkerDetail", __base__=WorkerView, exits=(list[ExitView], Field(description="newest first"))
+)
+
+
+class PoolView(BaseModel):
+    pool: str
+    kind: str = Field(description="jobs, calls, sessions or plane")
+    workers: int
+    paused: bool
+    status: dict[str, int] = Field(description="workers by status")
+
+
+class PoolList(BaseModel):
+    pools: list[PoolView]
 
 
 class Accepted(BaseModel):
@@ -68,7 +102,12 @@ def router(context: Context) -> APIRouter:
         await fleet.start_elsewhere(context, None)
         return accepted("resume")
 
-    @routes.get("/workers/{name:path}/logs", summary="The last output of a worker")
+    @routes.get(
+        "/workers/{name:path}/logs",
+        response_class=PlainTextResponse,
+        responses=answers(409, 502),
+        summary="The last output of a worker",
+    )
     async def logs(
         name: str, request: Request, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000
     ) -> PlainTextResponse:
@@ -87,7 +126,7 @@ def router(context: Context) -> APIRouter:
     for verb, words in _VERBS.items():
         _add_verb(routes, context, verb, words)
 
-    @routes.get("/workers/{name:path}", response_model=WorkerView, summary="A worker with its history of exits")
+    @routes.get("/workers/{name:path}", response_model=WorkerDetail, summary="A worker with its history of exits")
     async def one(name: str) -> JSONResponse:
         """`name` is node/worker:pool:n, or worker:pool:n while that means one worker only."""
         worker = (await fleet.read(context)).worker(name)
@@ -95,7 +134,7 @@ def router(context: Context) -> APIRouter:
         exits = await context.reader.call(lambda store: store.health.exits(node, component))
         return JSONResponse({**ends.shown(worker), "exits": ends.exits(exits)})
 
-    @routes.get("/pools", summary="All pools")
+    @routes.get("/pools", response_model=PoolList, summary="All pools")
     async def pools() -> JSONResponse:
         return JSONResponse({"pools": pool_views(context)})
 
@@ -124,7 +163,17 @@ def router(context: Context) -> APIRouter:
 
 
 def _add_verb(routes: APIRouter, context: Context, verb: str, words: str) -> None:
-    @routes.post(f"/workers/{{name:path}}/{verb}", response_model=Accepted, summary=words, name=verb)
+    later: dict[int | str, dict[str, Any]] = {
+        202: {"model": Accepted, "description": "Asked; the worker's node has not answered yet"}
+    }
+
+    @routes.post(
+        f"/workers/{{name:path}}/{verb}",
+        response_model=Accepted,
+        responses=later | answers(409),
+        summary=words,
+        name=verb,
+    )
     async def order(name: str) -> JSONResponse:
         """Of a worker of another node: 202 when it has not answered within 3 seconds."""
         return await fleet.order(context, name, verb)
