@@ -154,8 +154,6 @@ class JobRecords(JobReading):
             self._gathered = None
             self._moved(moved)
             waits = self._tell_waits(turn, claims) if turn.number and self._db.shared else self._waits
-            if turn.finishes or turn.requeues:  # as late as possible: who begins to wait now looks by himself
-                self._db.tell_ended([end.id for ends in (turn.finishes, turn.requeues) for end in ends])
         again = waits[0] == turn.node and not set(waits[1]) <= set(self._waits_of(turn.node))
         self._waits = waits
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
@@ -215,11 +213,14 @@ class JobRecords(JobReading):
         ]
         followed = []
         ended: list[tuple[str, str]] = []
+        awaited: list[int] = []
         runs: dict[str, list[int]] = {}  # queue -> how long each run that is done took
         for row in self._db.run("finish", batch=json.dumps(batch)):
             id_, seq, queue, status, of_batch, following, chain, *_ = row  # in the statement's order
             done = by_id.pop(id_)
             ended.append((queue, status))
+            if row["awaited"]:
+                awaited.append(id_)
             if status != JobStatus.DONE:  # that the row tells by itself
                 timeline.append((id_, seq, done.finished_at, done.event, done.data))
             else:
@@ -229,6 +230,8 @@ class JobRecords(JobReading):
             if chain is not None or following or of_batch is not None:
                 followed.append(row)
         lost.extend(by_id)
+        if awaited:  # who begins to wait just now looks again soon
+            self._db.tell_ended(awaited)
         for queue, took in runs.items():
             _count(counts, queue, "run_ms", sum(took))
             for ms, n in Counter(took).items():
@@ -260,6 +263,7 @@ class JobRecords(JobReading):
             if row["status"] == JobStatus.CANCELLED:
                 event = "cancelled"
                 _count(counts, row["queue"], event)
+                self._db.tell_ended([back.id])
                 if row["batch"] is not None:
                     self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))

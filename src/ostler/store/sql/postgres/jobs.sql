@@ -86,7 +86,8 @@ UPDATE ostler.jobs SET status = f.status, result = f.result, error = f.error, st
                (e ->> 5)::bigint AS started_at, (e ->> 6)::bigint AS finished_at, (e ->> 7)::int AS crash, (e ->> 8)::float8 AS progress
           FROM jsonb_array_elements(:batch::jsonb) AS e) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status || '' = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result,
+          EXISTS (SELECT 1 FROM ostler.waiters AS w WHERE w.job = jobs.id) AS awaited;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here. `last` sends it behind everything that

@@ -60,6 +60,7 @@ UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1,
 RETURNING jobs.id;
 
 -- name: finish
+-- `awaited`: somebody is to be told; here nobody is.
 -- A row that is done is also the event `done`.
 UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_at = f.started_at, finished_at = f.finished_at,
        progress = coalesce(f.progress, jobs.progress), crashes = crashes + f.crash, seq = seq + 1, cancel = 0
@@ -69,7 +70,7 @@ UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_a
                json_extract(value, '$[7]') AS crash, json_extract(value, '$[8]') AS progress
           FROM json_each(:batch)) AS f
  WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
-RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result;
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result, 0 AS awaited;
 
 -- name: requeue
 -- A job that somebody asked to cancel in the meantime does not go back: it ends here. `last` sends it behind everything that
