@@ -86,10 +86,14 @@ def _finished(document: dict[str, Any]) -> dict[str, Any]:
     schemas = parts.setdefault("schemas", {})
     for model in (ErrorBody, Problem):
         _add(schemas, model.__name__, model.model_json_schema(ref_template=_SCHEMAS + "{model}"))
+    ids: set[str] = set()
     for path, item in document["paths"].items():
-        for method, operation in item.items():
+        for method, operation in sorted(item.items(), key=lambda one: (one[0] != "get", one[0])):
             if method in _METHODS:
                 _add_errors(path, operation)
+                while operation["operationId"] in ids:  # one function for several methods, or of an app's own
+                    operation["operationId"] += f"_{method}"
+                ids.add(operation["operationId"])
                 _lift(operation, schemas)
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

@@ -49,7 +49,7 @@ def router(node: NodeApi) -> APIRouter:
             model, payload = await _file(request, name, asked, most)
             return _reply(await _awaited(request, node.call(task, model, payload, **_wishes(request))))
 
-        routes.post(path, response_model=given, openapi_extra=_takes(asked, name), summary=what)(run)
+        routes.post(path, response_model=given, openapi_extra=_takes(asked, name), summary=what, name=task)(run)
 
     @routes.post(
         "/api/text-to-embedding",
