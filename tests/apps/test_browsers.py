@@ -51,7 +51,8 @@ def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_i
             assert [await _seen(stand, name, red) for name in ("one", "two")] == ["red", "blue"]
             later = await one.new_page()  # the newest page is the one that is shown
             await later.goto(_BLUE)
-            assert await _seen(stand, "one", red) == "blue"
+            while await _seen(stand, "one", red) != "blue":  # (the test has a time limit)
+                pass
             await stand.code.probe()
 
     _run(story)
@@ -203,13 +204,12 @@ def test_where_the_node_is_not_root_browsers_are_its_own_users_with_the_sandbox(
     assert done.stdout.split() == [str(users.STRANGER), "False"], done.stderr
 
 
-def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_without_it(tmp_path: Path) -> None:
+def test_a_browser_whose_sandbox_does_not_work_is_explained_and_never_started_without_it(place: Path) -> None:
     if os.geteuid() == 0 and not reachable():
         pytest.skip("no other user can get to the project")
-    fake = tmp_path / "chromium"
+    fake = place / "chromium"
     fake.write_text('#!/bin/sh\necho "$@" >> /dev/stderr\necho "No usable sandbox! Update your kernel" >&2\nexit 1\n')
-    for folder in (fake, *fake.parents[:-1]):
-        folder.chmod(0o755)
+    fake.chmod(0o755)
 
     async def story(_: Playwright) -> None:
         for mode in ("shared", "cdp"):

@@ -50,7 +50,7 @@ def test_two_models_under_a_budget_that_holds_one_are_parked_in_turn_and_never_l
         assert [answer(node, task, model=model)[0] for model in ("one", "two")] == [first, second]
     assert {of(node, f"{task}:{model}") for model in ("one", "two")} == {"PARKED", "READY"}
     os.kill(first, 9)
-    gone(first)
+    until(lambda: first not in {w["pid"] for w in node.workers()}, "its death to be noticed")
     assert answer(node, task, model="one")[0] != first, "a parked worker that dies is replaced"
 
 
