@@ -390,6 +390,53 @@ def test_the_worker_sees_the_clients_handshake_without_what_is_ours(node: FakeNo
     run(main())
 
 
+def test_the_workers_handshake_is_begun_while_the_node_is_asked_and_answered_with_its_consent(node: FakeNode) -> None:
+    met: list[str] = []
+    left: list[str] = []
+
+    async def handler(connection: ServerConnection) -> None:
+        assert connection.request is not None
+        name = connection.request.headers["x-ostler-session"]
+        met.append(name)
+        try:
+            await echo(connection)
+        finally:
+            left.append(name)
+
+    async def main() -> None:
+        async with node.running():
+            node.pool()
+            await node.worker(handler=handler)
+            node.admit = lambda *_: None
+            connecting = asyncio.create_task(node.connect().__aenter__())
+            await until(lambda: met, "the worker to be asked")
+            id_ = node.of("admit")[0][0]
+            assert met == [id_]
+            assert not connecting.done(), "no client is connected without the node's consent"
+            node.tell("admitted", id_, {})
+            client = await connecting
+            await client.send("x")
+            assert await client.recv() == "x"
+            assert met == [id_], "there was one handshake"
+            await client.close()
+            # The node says no: the worker's connection is closed, and nobody was served.
+            connecting = asyncio.create_task(node.connect().__aenter__())
+            await until(lambda: len(met) == 2, "the worker to be asked")
+            node.tell("refused", met[1], "registry", "the store is away", 1.0)
+            with pytest.raises(InvalidStatus):
+                await connecting
+            await until(lambda: met[1] in left, "its connection to be closed")
+            # The client leaves: so does the handshake.
+            connecting = asyncio.create_task(node.connect().__aenter__())
+            await until(lambda: len(met) == 3, "the worker to be asked")
+            connecting.cancel()
+            await until(lambda: met[2] in left, "its connection to be closed")
+            node.tell("admitted", met[2], {})
+            await until(lambda: node.in_use() == 0, "the slots")
+
+    run(main())
+
+
 def test_the_node_may_say_no(node: FakeNode) -> None:
     async def main() -> None:
         async with node.running():

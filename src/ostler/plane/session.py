@@ -13,6 +13,7 @@ import asyncio
 import secrets
 from typing import TYPE_CHECKING, Any
 
+from ostler.plane.ahead import Ahead
 from ostler.plane.plan import LATER, Plan, Relay
 from ostler.plane.relay import Early, Wish, dial, refuse, switching, switching_raw
 from ostler.plane.request import Request
@@ -62,6 +63,7 @@ class Session:
         self.asked = sessions.time()
         self.deadline = self.asked + wish.wait
         self._endpoint: dict[str, Any] = {}
+        self._ahead: Ahead | None = None
         self._clock: asyncio.TimerHandle | None = None
         self._is_left = False  # the client went away while the node was asked
         self._is_cut = ""  # … or its worker
@@ -95,6 +97,20 @@ class Session:
         self.request.gone = lambda _: self._left_early()
         self._wait(_ADMIT, self._unanswered)
         sessions.say("admit", self.id, worker.component, worker.generation, self.wish.about(self))
+        self._begin_ahead(worker, self.request)
+
+    def _begin_ahead(self, worker: Worker, request: Request) -> None:
+        """While the node is asked: where the worker's endpoint is every session's, its handshake can begin."""
+        terms, endpoint = self._terms, worker.endpoint
+        if endpoint.get("opens") or terms.get("redirect") or terms.get("protocol") == "tcp" or not endpoint["address"]:
+            return
+        head = self.wish.handshake(request, endpoint.get("path") or "/", self.id)
+        self._ahead = Ahead(endpoint["address"], head + b"\r\n")
+
+    def _drop_ahead(self) -> None:
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead = None
 
     def refused(self, why: Refusal) -> None:
         """It waited in vain."""
@@ -114,6 +130,7 @@ class Session:
     def _left_early(self) -> None:
         """The node's answer is awaited, for the row may be written already."""
         self._is_left = True
+        self._drop_ahead()
 
     # ---- the node's answer
 
@@ -134,8 +151,32 @@ class Session:
         assert self.request is not None
         if "ticket" in endpoint and self.wish.may_redirect:
             self._redirect(str(endpoint["ticket"]))
+        elif self._ahead is not None and self._is_own(endpoint):
+            self.state = "dialling"
+            self._wait(HEAD, self._no_head)
+            self.request.gone = lambda _: self._answered("left")
+            self._ahead.then(self._met)
         else:
+            self._drop_ahead()
             self.request.go(self.dial())
+
+    def _is_own(self, endpoint: dict[str, Any]) -> bool:
+        """Whether that is the endpoint of the worker itself."""
+        assert self.worker is not None
+        own = self.worker.endpoint
+        return all(not endpoint.get(name) or endpoint[name] == own.get(name) for name in ("address", "path"))
+
+    def _met(self) -> None:
+        """The handshake that was begun ahead has come to an end. One that failed is tried in the ordinary way, which knows what to do."""
+        ahead, request, self._ahead = self._ahead, self.request, None
+        if ahead is None or request is None:
+            return
+        request.gone = None
+        if ahead.head is None:
+            request.go(self.dial())
+        else:
+            head, transport, rest = ahead.take()
+            self._join(request, transport, switching(head, self.id), rest)
 
     def declined(self, code: str, text: str, seconds: float | None) -> None:
         """The node says no: this worker is of no use, or the registry is not to be had."""
@@ -159,6 +200,7 @@ class Session:
         """The slot of a session that has never begun; `_free` it afterwards, so that this client comes first."""
         worker = self.worker
         assert worker is not None
+        self._drop_ahead()
         self._sessions.lets_go(self)
         self.worker, self.id = None, ""
         self._sessions.slots.undone(worker)
@@ -240,6 +282,7 @@ class Session:
         sessions, worker = self._sessions, self.worker
         assert worker is not None
         self._wait(None)
+        self._drop_ahead()
         if strike:
             sessions.strike(worker, reason)
         if self._was_live:
@@ -350,6 +393,7 @@ class Session:
         if worker is None:
             return
         self._wait(None)
+        self._drop_ahead()
         self.state = "over"
         self.group.counts["bytes_in"] += self._bytes_in
         self.group.counts["bytes_out"] += self._bytes_out
