@@ -20,7 +20,7 @@ from tests.harness import APP
 
 # In the order in which a node starts them.
 PARTS = [
-    "_Lanes", "Incidents", "CallLog", "Leave", "Dispatcher", "Ledger", "Supervisor", "Neighbours", "Poll", "Hearing", "Upkeep", "Server", "Watch", "Tails",
+    "_Lanes", "Incidents", "CallLog", "Leave", "Dispatcher", "Ledger", "Supervisor", "Neighbours", "Poll", "Hearing", "Upkeep", "Server", "Watch", "Tails", "Waiters",
 ]  # fmt: skip
 
 

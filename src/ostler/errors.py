@@ -181,8 +181,8 @@ class JobFailed(OstlerError):
     def __init__(self, job: int, task: str, code: str, message: str, traceback: str | None = None) -> None:
         super().__init__(job, task, code, message, traceback)  # all of them: an exception is pickled with these
         self.job, self.task, self.code, self.message, self.traceback = job, task, code, message, traceback
-        if traceback:
-            self.add_note(f"\nIn the worker:\n{traceback.rstrip()}")
+        if traceback:  # printed behind the message; a note, as Python 3.11 has them
+            self.__notes__ = [f"\nIn the worker:\n{traceback.rstrip()}"]
 
     def __str__(self) -> str:
         return f"job {self.job} ({self.task}) failed with {self.code}: {self.message}"
