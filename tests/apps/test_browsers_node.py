@@ -284,7 +284,8 @@ def test_a_hundred_and_fifty_sessions_are_held_at_once(make_node: Any, site: str
     node.stop()
 
 
-@pytest.mark.parametrize("sessions", [16, pytest.param(200, marks=pytest.mark.soak)])
+@pytest.mark.timeout(300)  # a client of a pool whose only worker was killed waits in line, for up to 30 s each time
+@pytest.mark.parametrize("sessions", [16, pytest.param(200, marks=[pytest.mark.soak, pytest.mark.timeout(900)])])
 def test_sessions_with_random_kills_leave_no_process_no_zombie_and_no_directory(
     make_node: Any, site: str, sessions: int
 ) -> None:
