@@ -16,6 +16,7 @@ from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
+from ostler.store.artifacts import SHOWN
 from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
@@ -64,8 +65,15 @@ _FIELDS["short"] = (bool, Field(description="args and result are JSON texts, cut
 JobView = create_model("JobView", **_FIELDS)
 _EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
 _WAITING = Field(None, description="why a queued job does not run yet: `reason`, `text`, and the figures behind them")
+_PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
+ArtifactView = create_model("ArtifactView", **_PUBLISHED)
+_ARTIFACTS = Field(description=f"the first {SHOWN} that it has published; GET /api/v1/jobs/{{job}}/artifacts has all")
 JobDetail = create_model(
-    "JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS), waiting_for=(dict[str, Any] | None, _WAITING)
+    "JobDetail",
+    __base__=JobView,
+    events=(list[TimelineEvent], _EVENTS),
+    artifacts=(list[ArtifactView], _ARTIFACTS),  # type: ignore[valid-type]
+    waiting_for=(dict[str, Any] | None, _WAITING),
 )
 _DUPLICATE = Field(description="whether a unique job was there already")
 Stored = create_model("Stored", __base__=JobDetail, duplicate=(bool, _DUPLICATE))
