@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 
 import ostler
 from ostler.web import (
+    artifacts,
     calls,
     described,
     elsewhere,
@@ -43,7 +44,7 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
     )
     errors.install(app)
     described.install(app, elsewhere.paths(context))
-    parts = (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs)
+    parts = (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, artifacts, jobs)
     routers = [part.router(context) for part in parts] + [factory(NodeApi(context)) for factory in routes]
     described.close(routers)
     for router in routers:
