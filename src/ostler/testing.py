@@ -151,7 +151,7 @@ class Bench:
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
         self.now += seconds
-        self.store.jobs.flows.fire(_NODE, self._ms(), schedule.following)
+        self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
         """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""

@@ -21,6 +21,7 @@ from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import ERRORS, JobReading
 from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
+from ostler.store.schedules import Schedules
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
@@ -35,6 +36,7 @@ class JobRecords(JobReading):
     def __init__(self, db: Database) -> None:
         super().__init__(db)
         self.flows = Flows(db, self._insert, self._put_unique, self._lock_unique, self._settle)
+        self.schedules = Schedules(db, self._put_unique, self._lock_unique, self._settle)
         self.retention = Retention(db, self._moved, self.artifacts)
         self._tallies = Tallies(db)
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
