@@ -1,14 +1,16 @@
 """The code blocks of README.md, docs/ and examples/, and how they are run.
 
 A Python block that makes an app (`app = Ostler()`) begins a program; the blocks behind it on the page go on with it, up to the next
-one. What a block declares is loaded by a node; what it does at once (`add.enqueue(…)`, `with …`, `await …`) is run against that node,
-like the part under `if __name__ == "__main__":`, and so is a function named `test_…`.
+one. `name.py` in a line above it that ends with a colon is the name of its file, which other blocks can import. What a block declares
+is loaded by a node; what it does at once (`add.enqueue(…)`, `with …`, `await …`) is run against that node, like the part under
+`if __name__ == "__main__":`, and so is a function named `test_…`.
 
 All programs of a page are served by one node. Blocks are run as printed, except that:
 
 - `localhost:8356` is where the node of the page listens;
 - `ostler up APP` checks the app, since the node is there already;
 - `pip install 'ostler[extra]'` installs nothing: the extra must exist;
+- `make` tells what it would do;
 - SQL is sent to the store, which is on PostgreSQL for pages that need it;
 - `curl -N` and `ostler events` leave a stream of events after its first seconds.
 
@@ -38,7 +40,7 @@ PYTHON, SHELL = ("python", "py"), ("sh", "bash", "console")
 DATA = ("toml", "json")
 SHOWN = ("text", "")  # diagrams, listings
 _FENCE = re.compile(
-    r"^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^ *```$",
+    r"^(?:[^\n]*`(?P<file>\w+\.py)`[^\n`]*:\n\n)?^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^ *```$",
     re.MULTILINE | re.DOTALL,
 )
 _ACTS = {
@@ -62,6 +64,7 @@ class Block:
     language: str
     text: str
     reason: str | None = None  # why it is not run
+    file: str | None = None  # the name that the line above it gives
 
     @property
     def where(self) -> str:
@@ -125,7 +128,7 @@ def blocks(page: str) -> list[Block]:
         indent = len(match["indent"])
         body = "".join(line[indent:] if line.strip() else "\n" for line in match["text"].splitlines(keepends=True))
         line = text.count("\n", 0, match.start("text"))
-        found.append(Block(page, line, match["language"], body, match["reason"]))
+        found.append(Block(page, line, match["language"], body, match["reason"], match["file"]))
     return found
 
 
@@ -172,20 +175,25 @@ SHIMS = {
             *" -N "*/events*) PATH="${PATH#*:}" curl --max-time 2 "$@" || [ $? = 28 ] ;;
             *) PATH="${PATH#*:}" exec curl --fail-with-body "$@" ;;
         esac""",
+    "make": """PATH="${PATH#*:}" exec make -n -C "$OSTLER_DOCS_ROOT" "$@" """,
     "pip": """exec python -m tests.docs pip "$@" """,
 }
 
 
 def write(page: str, folder: Path, address: str) -> list[dict[str, Any]]:
-    """The page's programs as files: `app.py` for a node, and what `perform` runs."""
+    """The page's programs as files: `page.py` for a node, and what `perform` runs."""
     plan = []
     for number, program in enumerate(programs(page)):
         file = folder / f"program{number}.py"
-        declared = "\n\n".join(block.text for block in program.declares)
-        file.write_text(declared.replace(ADDRESS, address))
+        declared = "\n\n".join(block.text for block in program.declares).replace(ADDRESS, address)
+        file.write_text(declared)
+        for name in {block.file for block in program.declares if block.file}:
+            (folder / name).write_text(declared)
         acts = [(block.where, block.text.replace(ADDRESS, address)) for block in program.acts]
         plan.append({"file": str(file), "where": [b.where for b in program.declares], "acts": acts})
-    (folder / "app.py").write_text(NODE)
+    (folder / "page.py").write_text(NODE)
+    if not (folder / "app.py").exists():  # what pages call the file that they are about
+        (folder / "app.py").write_text(NODE)
     return plan
 
 
