@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import ostler
-from ostler import testing
+from ostler import config, testing
 from ostler.apps.browsers import installed
 from ostler.calls.calling import Calling
 from tests import docs
@@ -85,8 +85,11 @@ def test_every_program_of_the_docs_can_be_loaded_by_a_node(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "block", [b for p in docs.pages() for b in docs.blocks(p) if b.kind == "data"], ids=lambda b: b.where
 )
-def test_blocks_of_data_can_be_parsed(block: docs.Block) -> None:
+def test_blocks_of_data_can_be_parsed(block: docs.Block, tmp_path: Path) -> None:
     assert docs.data(block)
+    if block.language == "toml":  # all of them are parts of an ostler.toml
+        (tmp_path / "ostler.toml").write_text(block.text)
+        assert config.load(file=tmp_path / "ostler.toml", environ={})
 
 
 @pytest.mark.parametrize("page", PAGES)
