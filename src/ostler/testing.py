@@ -42,6 +42,8 @@ from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
 
+__all__ = ["Bench", "Killed", "kill_at"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _NODE, _WORKER = "bench", "worker:bench:0"
