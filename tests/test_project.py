@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
+
 import ostler
 from ostler import config
+from ostler.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "ostler"
@@ -99,6 +102,12 @@ def test_importing_ostler_and_the_runner_loads_no_third_party_module() -> None:
         env={"PYTHONPATH": str(SOURCE.parent)},
     )
     assert done.stdout.strip() == "[] []"
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    missing = [name for name in cli.list_commands(click.Context(cli)) if f"ostler {name}" not in page]
+    assert missing == [], f"docs/cli.md does not name {missing}"
 
 
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:

@@ -42,6 +42,8 @@ from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
 
+__all__ = ["Bench", "Killed", "kill_at"]
+
 P = ParamSpec("P")
 R = TypeVar("R")
 _NODE, _WORKER = "bench", "worker:bench:0"
@@ -151,7 +153,7 @@ class Bench:
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
         self.now += seconds
-        self.store.jobs.flows.fire(_NODE, self._ms(), schedule.following)
+        self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
         """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""

@@ -61,6 +61,7 @@ class Retention:
         gone = json.dumps([row["id"] for row in rows])
         self._moved({key: -n for key, n in Counter((row["queue"], row["status"]) for row in rows).items()})
         self._db.run("purge_events", ids=gone)
+        self._db.run("purge_errors", ids=gone)
         self._db.run("purged_add", ids=gone)
         if rows:
             self._artifacts.mark_gone([row["id"] for row in rows])
