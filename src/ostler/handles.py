@@ -85,7 +85,7 @@ class JobId(int, Generic[R_co]):
     def info(self) -> dict[str, Any]:
         """The job as it is now: all fields of `GET /api/v1/jobs/{id}`, without its timeline. Raises NotFound."""
         with self._in_words():
-            return self._known.awaiting.look(self._newest())
+            return self._known.awaiting.look(self._newest(), errors=True)
 
     def status(self) -> Status:
         """queued, processing, done, failed or cancelled."""
@@ -94,6 +94,12 @@ class JobId(int, Generic[R_co]):
     def progress(self) -> float | None:
         """The percentage that the job reported last; None when it reported none."""
         return cast("float | None", self.info()["progress"])
+
+    def errors(self) -> list[dict[str, Any]]:
+        """How its runs failed, oldest first, also those before a retry: `attempt`, `at`, `worker`, `node`, `kind`, `code`, `message`,
+        `traceback`, `duration_ms`. The newest 20 are kept.
+        """
+        return cast("list[dict[str, Any]]", self.info()["errors"])
 
     def events(self) -> Iterator[dict[str, Any]]:
         """The timeline so far, oldest first; read page by page."""

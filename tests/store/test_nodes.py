@@ -52,7 +52,7 @@ def test_a_node_is_dead_when_its_beat_is_older_than_its_lease_and_its_jobs_run_a
     assert store.nodes.release(dead) == [claim.id]
     assert store.nodes.unreleased() == []
     job = store.jobs.get(claim.id)
-    assert (job["status"], job["excused"], job["crashes"]) == ("queued", 1, 0)
+    assert (job["status"], job["attempt"], job["crashes"]) == ("queued", 0, 0)
     assert job["events"][-1]["name"] == "requeued:stale"
 
 

@@ -279,6 +279,8 @@ class Dispatcher:
 
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
         """What a job printed."""
+        if seat := self._seats.get(worker):
+            seat.print(label, lines)
         self._logs.append(int(label), lines)
         self._bus.send(Printed(f"job:{label}"))
 
@@ -410,18 +412,19 @@ class Dispatcher:
                 self._bus.send(JobTook(claim.id, claim.task, claim.worker, seconds))
             return
         error = json.loads(result.error) if result.error else {}
-        said = (error.get("code"), error.get("message"))
+        said = (error.get("code"), error.get("message"), claim.attempt, claim.attempts)
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:
-            return verdict.timed_out(ran, self._policy)
+            return verdict.timed_out(ran, self._policy, seat.last_lines())
         if seat.cancel_by is not None:
             return verdict.cancelled(ran)
         if end.kind == "asked":
             return verdict.aborted(ran)
         how = ends.words(end.reason, end.code, end.signal)
-        return verdict.crashed(ran, end.reason, how, self._policy, doubtful=seat.worker.pool.doubtful)
+        doubtful, printed = seat.worker.pool.doubtful, seat.last_lines()
+        return verdict.crashed(ran, end.reason, how, self._policy, printed, doubtful=doubtful)
 
     def _came_back(self, seat: Seat, jobs: set[int]) -> None:
         at = now_ms()

@@ -38,7 +38,7 @@ class Job:
         self.id = id
         self.task = task
         self.attempt = attempt
-        """The number of this run, from 1."""
+        """Which of the attempts this run is, from 1. A run that did not count, as after a shutdown, has the same number again."""
         self.crashes = crashes
         """How often this job has taken a worker down before."""
         self.fence = fence
@@ -95,7 +95,7 @@ class Job:
             if self._scratch is None:
                 from ostler.jobs import scratch  # noqa: PLC0415
 
-                self._scratch = scratch.make(_data() / "scratch", self.id, self.attempt)
+                self._scratch = scratch.make(_data() / "scratch", *self._claim)
             return self._scratch
 
     @property
@@ -138,7 +138,7 @@ class Job:
         if self._scratch is not None:
             from ostler.jobs import scratch  # noqa: PLC0415
 
-            scratch.settle(_data() / "scratch", self.id, self.attempt, success=success)
+            scratch.settle(_data() / "scratch", *self._claim, success=success)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"

@@ -41,6 +41,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "declared": ("node", "kind", "name"),
     "nodes": ("id",),
     "job_events": ("job", "seq"),
+    "job_errors": ("job", "seq"),
     "jobs": ("id",),
 }
 LEFT = ("wishes", "depths", "places", "session_workers", "waiters")

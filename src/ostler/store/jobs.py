@@ -18,7 +18,7 @@ from ostler.store.flows import Flows
 from ostler.store.frontier import Frontier
 from ostler.store.identity import LIVE, lost_node, name_of
 from ostler.store.live import Counts, Tallies, bin_of
-from ostler.store.reading import JobReading
+from ostler.store.reading import ERRORS, JobReading
 from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 
@@ -26,6 +26,7 @@ _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
 _BUSY = 5  # milliseconds after which a queue is looked at again whose limits another node was counting
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
+_ERROR = tuple[int, int, int, str | None, str]  # job, seq, at, node, data
 
 
 class JobRecords(JobReading):
@@ -41,6 +42,7 @@ class JobRecords(JobReading):
         self._gathered: Counter[tuple[str, str]] | None = None  # the moves of the turn that is under way
         # A node, and the queues for which it has idle workers, as its row says.
         self._waits: tuple[str, list[str]] = ("", [])
+        self._errors: list[_ERROR] = []  # of runs that the open transaction ends
 
     # ---- producers
 
@@ -127,6 +129,7 @@ class JobRecords(JobReading):
             return self._turn(turn)
         finally:
             self._gathered = None
+            self._errors = []
 
     def _turn(self, turn: Turn) -> Taken:
         lost: list[int] = []
@@ -139,8 +142,8 @@ class JobRecords(JobReading):
             self._gathered = moved
             self._count_new()
             self._note(turn.notes, timeline)
-            self._finish(turn.finishes, turn.now, timeline, lost, counts)
-            self._requeue(turn.requeues, turn.now, timeline, lost, counts)
+            self._finish(turn, timeline, lost, counts)
+            self._requeue(turn.requeues, turn.node, turn.now, timeline, lost, counts)
             due = self._db.run("next_due")[0]["due"]
             if turn.wants and due is not None and due <= turn.now:
                 self._promote(turn.now)
@@ -149,6 +152,7 @@ class JobRecords(JobReading):
             claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
             self._settle()
             self._timeline(timeline)
+            self._keep_errors()
             self._tallies.add(counts, turn.now)
             dues.append(due)
             self._gathered = None
@@ -201,9 +205,8 @@ class JobRecords(JobReading):
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
 
-    def _finish(
-        self, finishes: list[Finish], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
-    ) -> None:
+    def _finish(self, turn: Turn, timeline: list[_EVENT], lost: list[int], counts: Counts) -> None:
+        finishes = turn.finishes
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
@@ -223,6 +226,7 @@ class JobRecords(JobReading):
                 awaited.append(id_)
             if status != JobStatus.DONE:  # that the row tells by itself
                 timeline.append((id_, seq, done.finished_at, done.event, done.data))
+                self._failed(done, seq, done.finished_at, turn.node)
             else:
                 runs.setdefault(queue, []).append(max(0, done.finished_at - done.started_at))
             if done.crash:
@@ -242,10 +246,10 @@ class JobRecords(JobReading):
             moved[queue, _PROCESSING] -= n
         self._moved(moved)
         if followed:
-            self.flows.ended(followed, now)
+            self.flows.ended(followed, turn.now)
 
     def _requeue(
-        self, requeues: list[Requeue], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
+        self, requeues: list[Requeue], node: str, now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
     ) -> None:
         if not requeues:
             return
@@ -267,6 +271,7 @@ class JobRecords(JobReading):
                 if row["batch"] is not None:
                     self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
+            self._failed(back, row["seq"], back.at, node)
             if row["limit_key"] is not None:
                 self._unsettled.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
@@ -327,6 +332,17 @@ class JobRecords(JobReading):
         if batch:
             self._db.run_many("add_events", batch)
 
+    def _failed(self, end: Finish | Requeue, seq: int, at: int, node: str) -> None:
+        if end.failure is not None:
+            self._errors.append((end.id, seq, at, name_of(node), end.failure))
+            if end.fence > ERRORS:  # it has not had so many runs before
+                self._db.tell("errors_old", job=end.id, kept=ERRORS - 1)
+
+    def _keep_errors(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            self._db.run_many("add_errors", errors)
+
     def _moved(self, moves: Mapping[tuple[str, str], int]) -> None:
         """So many jobs of a queue entered or left a state, in the transaction that is open. A turn writes all of its own at once."""
         if self._gathered is not None:
@@ -353,15 +369,14 @@ class JobRecords(JobReading):
         """`recover` in the transaction that is open."""
         self._count_new()
         rows = self._db.run("orphaned", node=node)
-        data = json.dumps({"node": name_of(node), "reason": reason})
         timeline: list[_EVENT] = []
-        back = [Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, data=data) for row in rows]
         counts: Counts = {}
-        self._requeue(back, now, timeline, [], counts)
+        self._requeue([_lost(row, node, now, reason) for row in rows], node, now, timeline, [], counts)
         self._settle()
         self._timeline(timeline)
+        self._keep_errors()
         self._tallies.add(counts, now)
-        if back:
+        if rows:
             self._db.ring_all()
         return [row["id"] for row in rows]
 
@@ -467,4 +482,15 @@ def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:
 def _claimed(row: Any, worker: str) -> Claim:
     """The columns stand in the statement in the order in which they are named here."""
     id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, *_ = row
-    return Claim(id_, fence + 1, worker, task, queue, args, attempt + 1, attempts, crashes, excused, timeout, backoff)
+    number = attempt + 1 - excused
+    return Claim(id_, fence + 1, worker, task, queue, args, number, attempts, crashes, timeout, backoff)
+
+
+def _lost(row: Any, node: str, now: int, reason: str) -> Requeue:
+    """The end of a claim whose node is no more. When the run stopped, nobody knows."""
+    what = {"code": "LOST", "message": f"the run on node {name_of(node)} was lost: {reason}"}
+    run = {"attempt": row["attempt"], "worker": row["worker"]}
+    failure = {**run, "kind": "lost", **what, "traceback": None, "duration_ms": None}
+    data = {**run, "node": name_of(node), "reason": reason}
+    back = Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, error=json.dumps(what))
+    return back._replace(data=json.dumps(data), failure=json.dumps(failure))

@@ -17,6 +17,7 @@ _LARGEST = 2**63 - 1  # the largest number that the store can hold
 EVENTS = 200  # entries of a page of a timeline, where nobody says how many
 _EVENT_BYTES = 524_288  # of their data in one page
 _EVENTS_AT_ONCE = 20
+ERRORS = 20  # runs of a job whose errors are kept: the newest ones
 _SEARCHED = 20_000  # jobs that one page of a search looks at
 
 
@@ -39,8 +40,12 @@ class JobReading:
         return (json.loads(rows[0]["data"] or "{}") or {}).get("node") if rows else None
 
     def get(self, job: int) -> dict[str, Any]:
-        """The job with the newest page of its timeline; raises NotFound."""
-        return {**self.find(job), "events": self.newest_events(job)}
+        """The job with the errors of its runs and the newest page of its timeline; raises NotFound."""
+        return {**self.find(job), "errors": self.errors(job), "events": self.newest_events(job)}
+
+    def errors(self, job: int) -> builtins.list[dict[str, Any]]:
+        """How each of its last runs failed, oldest first; those that were done, snoozed or stopped are not among them."""
+        return [views.run_error(row) for row in reversed(self._db.run("errors", job=job, limit=ERRORS))]
 
     def standing(self, job: int, most: int) -> dict[str, Any] | None:
         """Where a queued job stands in its queue and under its limits; None when it is not queued. Raises NotFound.

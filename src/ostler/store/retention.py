@@ -58,6 +58,7 @@ class Retention:
         gone = json.dumps([row["id"] for row in rows])
         self._moved({key: -n for key, n in Counter((row["queue"], row["status"]) for row in rows).items()})
         self._db.run("purge_events", ids=gone)
+        self._db.run("purge_errors", ids=gone)
         self._db.run("purged_add", ids=gone)
         if chains := {row["chain"] for row in rows if row["chain"] is not None}:
             self._db.run("purge_steps", chains=json.dumps(sorted(chains)))
