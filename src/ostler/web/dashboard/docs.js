@@ -32,7 +32,7 @@ function fields(spec, schema) {
   const names = Object.entries(found.properties ?? {});
   if (!names.length) return h("p", { class: "muted" }, type(spec, schema));
   return h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, names.map(([name, one]) =>
-    h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, [one.description, limits(one)].filter(Boolean).join("; ")))))));
+    h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, prose([one.description, limits(one)].filter(Boolean).join("; "))))))));
 }
 
 /** Text with `code` in it. */
@@ -40,7 +40,7 @@ const prose = (words) => words.split(/`([^`]*)`/).map((part, i) => (i % 2 ? h("c
 
 function operation(spec, path, method, op) {
   const body = op.requestBody?.content?.["application/json"]?.schema;
-  const good = Object.entries(op.responses ?? {}).find(([status]) => status.startsWith("2"));
+  const good = Object.entries(op.responses ?? {}).findLast(([status]) => status.startsWith("2"));
   const given = good?.[1].content?.["application/json"]?.schema;
   const el = h("details", { class: "panel op" },
     h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path), " ", h("span", { class: "muted" }, op.summary ?? "")));

@@ -81,9 +81,9 @@ export function page(id) {
     text(problem, job.error ? `${job.error.code}: ${job.error.message}` : "");
     attr(problem, "class", job.status === "failed" ? "error problem" : "error soft problem");
     problem.hidden = !job.error || job.status === "done";
-    text(why, job.waiting_for ? `Waiting: ${job.waiting_for.text}` : "");
-    why.hidden = !job.waiting_for;
     const later = job.run_at && job.status === "queued" && job.run_at > now();
+    text(why, later ? `Waiting: it is scheduled to run in ${span((job.run_at - now()) / 1000)}` : job.waiting_for ? `Waiting: ${job.waiting_for.text}` : "");
+    why.hidden = !why.textContent;
     known.update([
       ["Queue", { text: job.queue, href: `#/jobs?queue=${encodeURIComponent(job.queue)}` }],
       ["Attempt", job.attempt ? `${job.attempt} of ${job.attempts}` : `none yet, ${job.attempts} allowed`],
@@ -132,7 +132,10 @@ export function page(id) {
       }
       if (changes.has("snapshot") || changes.has("nodes")) soon();
     },
-    tick: () => job && !ENDED.includes(job.status) && line.update(job),
+    tick() {
+      if (job && !ENDED.includes(job.status)) line.update(job);
+      others.tick();
+    },
     close() {
       clearTimeout(timer);
       clearTimeout(again);

@@ -5,23 +5,24 @@ import { count } from "./format.js";
 
 const jobLink = (id, words) => h("a", { href: `#/jobs/${id}` }, words);
 
-/** {el, load()} of a job. */
+/** {el, load(), tick()} of a job. */
 export function related(id) {
   const el = h("section", { class: "panel", "aria-label": "Related jobs", hidden: true });
   let seen = "";
-  return {
-    el,
-    async load() {
-      const found = await get(`/jobs/${id}/related`);
-      if (JSON.stringify(found) === seen) return;
-      seen = JSON.stringify(found);
-      el.hidden = !found.chain && !found.batch && !found.follows;
-      fill(el, h("h2", {}, "Related jobs"));
-      if (found.chain) append(el, [chain(found.chain, Number(id))]);
-      if (found.batch) append(el, [batch(found.batch, "Part of")]);
-      if (found.follows) append(el, [batch(found.follows, "Follows")]);
-    },
-  };
+  let ticks = 0;
+  let open = false; // whether other jobs of it have not ended yet
+  async function load() {
+    const found = await get(`/jobs/${id}/related`);
+    open = found.batch?.pending > 0 || found.chain?.steps.some((one) => ["queued", "processing"].includes(one.status));
+    if (JSON.stringify(found) === seen) return;
+    seen = JSON.stringify(found);
+    el.hidden = !found.chain && !found.batch && !found.follows;
+    fill(el, h("h2", {}, "Related jobs"));
+    if (found.chain) append(el, [chain(found.chain, Number(id))]);
+    if (found.batch) append(el, [batch(found.batch, "Part of")]);
+    if (found.follows) append(el, [batch(found.follows, "Follows")]);
+  }
+  return { el, load, tick: () => open && ++ticks % 2 === 0 && load().catch(() => {}) }; // the next one looks again
 }
 
 /** Its steps in order; those that are not stored yet have no job. */

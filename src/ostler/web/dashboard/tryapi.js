@@ -17,7 +17,7 @@ export function tryOperation(spec, path, method, op) {
   const body = schema && h("textarea", { id: `${id}-body`, rows: 6, spellcheck: "false" });
   if (body) body.value = JSON.stringify(bodyOf(spec, schema), null, 2);
   const command = h("pre", { class: "json", tabindex: 0, "aria-label": "As a command" });
-  const send = h("button", { type: "submit", class: method === "get" ? "primary" : "danger" }, `Send ${method.toUpperCase()}`);
+  const send = h("button", { type: "submit", class: method === "delete" ? "danger" : "primary" }, `Send ${method.toUpperCase()}`);
   const told = h("span", { class: "muted", role: "status" });
   const answer = h("pre", { class: "json", tabindex: 0, "aria-label": "Answer", hidden: true });
   const form = h("form", { class: "try", "aria-label": `Try ${method.toUpperCase()} ${path}` },
