@@ -13,6 +13,7 @@ from ostler.errors import ConfigError, JobFailed, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
+    from ostler.jobs.artifacts import Artifact
     from ostler.store.store import Store
 
 R_co = TypeVar("R_co", covariant=True)
@@ -108,6 +109,14 @@ class JobId(int, Generic[R_co]):
         while after is not None:
             page, after = producer.read(partial(_events, job=job, after=after))
             yield from page
+
+    def artifacts(self) -> list[Artifact]:
+        """The files that the job has published, in the order of their keys; also those of runs that failed. Raises NotFound."""
+        from ostler.jobs.artifacts import Reader  # noqa: PLC0415
+
+        with self._in_words():
+            producer = self._known.producer
+            return Reader(producer.settings, producer.read).of(self._newest())
 
     def cancel(self) -> None:
         """Cancel it: while it is queued it ends at once, while it runs it is asked to stop, then killed. Raises Conflict when it has ended."""

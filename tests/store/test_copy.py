@@ -17,6 +17,7 @@ from ostler.store import Store
 from ostler.store.footprints import Kind
 from ostler.store.copy import LEFT, TABLES, Copy, Source, Target
 from ostler.store.nodes import NodeRow
+from ostler.store.artifacts import ArtifactRow
 from ostler.store.rows import NewJob
 from ostler.store.sessions import Admission, Ended, SessionRow
 from tests import growing
@@ -84,6 +85,7 @@ def grown(make_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         store.calls.add([call(1_790_000_000_000_000)])
         store.sessions.add([session("a"), session("b").over(Ended("b", "client", None, 1000, 5, 2**40), 7)])
         with store.db.transaction():
+            store.jobs.artifacts.add([ArtifactRow(ids["done"], "a/ü.txt", "home", 5, 2**40, "0" * 64)])
             assert store.jobs.retention._delete([ids["gone"]]) == [ids["gone"]]
     growing.app.producer.close()
     yield {**ids, "batch": batch, "node": node, "gate": gate, "file": node.folder / "ostler.db"}

@@ -350,28 +350,3 @@ def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters:
             print(f"job {job} is queued in {queue} again")
         if not found:
             print(f"no {status or 'failed'} job fits")
-
-
-@click.command()
-@where
-@as_json
-def schedules(known: Settings, json_: bool) -> None:
-    """Schedules with their last and next time."""
-    with client.open_store(known) as opened:
-        found = opened.jobs.flows.schedules()
-    if json_:
-        show.as_json({"schedules": found})
-        return
-    rows = [
-        (
-            s["name"],
-            s["spec"],
-            s["zone"],
-            s["step"]["task"],
-            show.moment(s["next_at"], s["zone"]),
-            show.ago(s["last_at"]),
-            s["last_job"],
-        )
-        for s in found
-    ]
-    show.table(("schedule", "cron", "zone", "task", "next", "last", ">job"), rows, "no schedules")

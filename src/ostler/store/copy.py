@@ -31,6 +31,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "uniques": ("key",),
     "rates": ("queue",),
     "purged": ("job",),
+    "artifacts": ("job", "key"),
     "tallies": ("step", "at", "queue", "name"),
     "incidents": ("node", "id"),
     "footprints": ("task", "model", "env", "device"),

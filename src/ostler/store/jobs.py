@@ -21,6 +21,7 @@ from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import ERRORS, JobReading
 from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
+from ostler.store.schedules import Schedules
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
@@ -35,7 +36,8 @@ class JobRecords(JobReading):
     def __init__(self, db: Database) -> None:
         super().__init__(db)
         self.flows = Flows(db, self._insert, self._put_unique, self._lock_unique, self._settle)
-        self.retention = Retention(db, self._moved)
+        self.schedules = Schedules(db, self._put_unique, self._lock_unique, self._settle)
+        self.retention = Retention(db, self._moved, self.artifacts)
         self._tallies = Tallies(db)
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
         self._frontier = Frontier(whole=not db.shared)
@@ -204,6 +206,8 @@ class JobRecords(JobReading):
             rows = held[row["id"], row["fence"]]
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
+            if published := [n.artifact for n in rows if n.artifact is not None]:
+                self.artifacts.add(published)
 
     def _finish(self, turn: Turn, timeline: list[_EVENT], lost: list[int], counts: Counts) -> None:
         finishes = turn.finishes
@@ -352,13 +356,20 @@ class JobRecords(JobReading):
         if rows:
             self._db.run_many("depth_add", rows)
 
-    def hold(self, job: int, fence: int) -> bool:
+    def hold(self, job: int, fence: int, key: str | None = None, home: str = "") -> bool:
         """Whether this claim is still the job's, and nobody asked to cancel it: asked before what cannot be undone.
 
         On a durable connection the answer is synced, and with it every commit before it, also those of other connections: no id
-        and no fence that a publish is about to put on disk can roll back in a power cut.
+        and no fence that a publish is about to put on disk can roll back in a power cut. With the `key` of such a publish, that is
+        written down in the same transaction, so that its file goes with the job, whatever becomes of the run.
         """
-        return bool(self._db.run("hold", id=job, fence=fence))
+        if key is None:
+            return bool(self._db.run("hold", id=job, fence=fence))
+        with self._db.transaction():
+            held = bool(self._db.run("hold", id=job, fence=fence))
+            if held:
+                self.artifacts.begin(job, key, home)
+        return held
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""

@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ostler.store.artifacts import ArtifactRow
     from ostler.store.limits import QueueLimit
 
 
@@ -120,6 +121,7 @@ class Note(NamedTuple):
     progress: float | None = None
     stage: str | None = None
     data: str | None = None
+    artifact: ArtifactRow | None = None  # what it has published
 
 
 @dataclass(frozen=True, slots=True)

@@ -104,6 +104,18 @@ NODE: dict[str, Any] = {
     "workers": dict[str, int],
     "running": int,
 }
+
+# A file that a job has published. `url` is a path of the API; `replaced_by` is the job that has published under the same key since, so that
+# the key leads to that one's file now. `type` is guessed from the key's name.
+ARTIFACT: dict[str, Any] = {
+    "key": str,
+    "size": int,
+    "sha256": str,
+    "type": str,
+    "at": int,
+    "url": str,
+    "replaced_by": int | None,
+}
 _MADE = frozenset(
     {"attempt", "node", "node_id", "args", "result", "error", "last_error", "cancel_requested", "progress", "short"}
 )

@@ -16,6 +16,7 @@ from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
+from ostler.store.artifacts import SHOWN
 from ostler.store.reading import ERRORS
 from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
@@ -76,11 +77,15 @@ _ERRORS = Field(
 )
 _EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
 _WAITING = Field(None, description="why a queued job does not run yet: `reason`, `text`, and the figures behind them")
+_PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
+ArtifactView = create_model("ArtifactView", **_PUBLISHED)
+_ARTIFACTS = Field(description=f"the first {SHOWN} that it has published; GET /api/v1/jobs/{{job}}/artifacts has all")
 JobDetail = create_model(
     "JobDetail",
     __base__=JobView,
     errors=(list[RunError], _ERRORS),  # type: ignore[valid-type]
     events=(list[TimelineEvent], _EVENTS),
+    artifacts=(list[ArtifactView], _ARTIFACTS),  # type: ignore[valid-type]
     waiting_for=(dict[str, Any] | None, _WAITING),
 )
 _DUPLICATE = Field(description="whether a unique job was there already")

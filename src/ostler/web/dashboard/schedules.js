@@ -1,8 +1,8 @@
-// Jobs that are stored by the clock: when they run next, how the last one ended, and a button to run one now.
+// Jobs that are stored by the clock: when they run next, how the last one ended, and buttons to run one now or pause it.
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
-import { attr, h, keyed, setPill, table, text } from "./dom.js";
-import { ago, brief, moment, now, span } from "./format.js";
+import { attr, h, keyed, pill, setPill, table, text } from "./dom.js";
+import { ago, moment, now, span } from "./format.js";
 
 const AGAIN = 5000; // ms between two readings
 
@@ -48,37 +48,44 @@ export function page() {
 }
 
 function row(first, errors, jobs) {
-  const [task, args, when, zone, next, since] = [h("a"), h("span", { class: "muted cut block" }), h("code"), h("span", { class: "muted" }), h("td", { class: "number" }), h("a")];
-  const status = h("span", { class: "pill" });
+  const [task, args, when, zone, next, since] = [h("a", { class: "cut block" }), h("span", { class: "muted cut block" }), h("code"), h("span", { class: "muted" }), h("td", { class: "number" }), h("a")];
+  const [status, flag] = [h("span", { class: "pill" }), pill("paused")];
   const never = h("span", { class: "muted" }, "not yet");
-  let step = first.step;
-  const run = button("Run now", () => post("/jobs", wanted(step)).then((job) => `stored job ${job.id}`), { errors, kind: "small", ask: () => ({ title: `Run ${first.name} now?`, words: `A job of ${step.task} is stored at once. The schedule stays as it is.`, verb: "Run now", danger: false }) });
-  attr(run, "aria-label", `Run ${first.name} now`);
-  return {
-    el: h("tr", {}, h("th", { scope: "row" }, first.name), h("td", { class: "what" }, task, args), h("td", {}, when, " ", zone), next, h("td", { class: "last" }, h("span", { class: "row" }, status, since, never)), h("td", { class: "act" }, run)),
+  const verb = (label, what, done, ask = null) => {
+    const el = button(label, () => post(`/schedules/${encodeURIComponent(first.name)}/${what}`).then(done), { errors, kind: "small", ask });
+    attr(el, "aria-label", what === "run" ? `Run ${first.name} now` : `${label} ${first.name}`);
+    return el;
+  };
+  let last = first;
+  const paused = (found) => {
+    row.update({ ...last, ...found });
+    return `schedule ${first.name} is ${found.paused ? "paused" : "resumed"}`;
+  };
+  const run = verb("Run now", "run", (job) => (job.new ? `stored job ${job.id}` : `job ${job.id} of the same unique key is there already`), { title: `Run ${first.name} now?`, words: "Its job is stored at once. The schedule stays as it is.", verb: "Run now", danger: false });
+  const [pause, resume] = [verb("Pause", "pause", paused), verb("Resume", "resume", paused)];
+  const row = {
+    el: h("tr", {}, h("th", { scope: "row" }, first.name, " ", flag), h("td", { class: "what" }, task, args), h("td", {}, when, " ", zone), next, h("td", { class: "last" }, h("span", { class: "row" }, status, since, never)), h("td", { class: "act verbs" }, run, pause, resume)),
     update(one) {
-      step = one.step;
-      text(task, step.task);
-      attr(task, "href", `#/jobs?task=${encodeURIComponent(step.task)}`);
-      text(args, step.args === "{}" ? "" : step.args);
+      last = one;
+      text(task, one.step.task);
+      attr(task, "href", `#/jobs?task=${encodeURIComponent(one.step.task)}`);
+      text(args, one.step.args === "{}" ? "" : one.step.args);
+      attr(args, "title", one.step.args);
       text(when, one.spec);
       text(zone, one.zone);
-      text(next, one.next_at <= now() ? "now" : `in ${span((one.next_at - now()) / 1000)}`);
-      attr(next, "title", moment(one.next_at));
+      pause.hidden = one.paused;
+      flag.hidden = resume.hidden = !one.paused;
+      text(next, one.paused ? "–" : one.next_at <= now() ? "now" : `in ${span((one.next_at - now()) / 1000)}`);
+      attr(next, "title", one.paused ? null : moment(one.next_at));
       const ended = jobs.get(one.last_job);
       status.hidden = !ended;
       if (ended) setPill(status, ended);
       never.hidden = Boolean(one.last_at);
       since.hidden = !one.last_at;
       text(since, one.last_at ? ago(one.last_at) : "");
-      attr(since, "title", one.last_at ? brief(one.last_at) : null);
+      attr(since, "title", one.last_at ? moment(one.last_at) : null);
       attr(since, "href", one.last_job && ended !== null ? `#/jobs/${one.last_job}` : null);
     },
   };
-}
-
-/** The job that a schedule would store. */
-function wanted(step) {
-  const options = Object.fromEntries(["priority", "attempts", "timeout"].filter((name) => step[name] !== undefined).map((name) => [name, step[name]]));
-  return { task: step.task, args: JSON.parse(step.args), ...options };
+  return row;
 }
