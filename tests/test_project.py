@@ -79,8 +79,8 @@ def test_imports_go_down_only() -> None:
 def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
-        "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
-        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobCancelled", "JobFailed", "JobId", "JobTimeout", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "Artifact", "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
+        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobArtifact", "JobCancelled", "JobFailed", "JobId", "JobTimeout", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
         "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)

@@ -71,6 +71,7 @@ class Ostler(Calling):
     hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
+    _node: Settings | None = field(default=None, init=False, repr=False)
 
     def job(
         self,
@@ -487,8 +488,14 @@ class Ostler(Calling):
             self._awaiting = Awaiting(producer)
         return self._awaiting
 
+    def serve(self, settings: Settings) -> None:
+        """In a node: what routes of the app's own enqueue, find and call is this node's, whatever flags it was started with."""
+        self._node = settings
+
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
         """The settings as this process sees them."""
+        if self._node is not None and flags is None and file is None:
+            return self._node
         from ostler import config  # noqa: PLC0415
 
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)

@@ -113,6 +113,7 @@ class Node:
 
     def __init__(self, settings: Settings, app: Ostler, target: str) -> None:
         self.settings, self.app, self.target = settings, app, target
+        app.serve(settings)
         self.url = ""
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()

@@ -36,10 +36,13 @@ from ostler.jobs.awaiting import Awaiting
 from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
+from ostler.store.artifacts import ArtifactRow
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
+
+__all__ = ["Bench", "Killed", "kill_at"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -150,7 +153,7 @@ class Bench:
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
         self.now += seconds
-        self.store.jobs.flows.fire(_NODE, self._ms(), schedule.following)
+        self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
         """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""
@@ -183,18 +186,25 @@ class Bench:
         began = self._ms()
 
         def say(
-            _kind: str, job: int, fence: int, event: str, progress: float | None, stage: str | None, data: Any
+            _kind: str,
+            job: int,
+            fence: int,
+            event: str,
+            progress: float | None,
+            stage: str | None,
+            data: Any,
+            published: list[Any] | None = None,
         ) -> None:
-            notes.append(
-                Note(job, fence, event, self._ms(), progress, stage, None if data is None else json.dumps(data))
-            )
+            artifact = ArtifactRow(job, published[0], "", *published[1:]) if published else None
+            text = None if data is None else json.dumps(data)
+            notes.append(Note(job, fence, event, self._ms(), progress, stage, text, artifact))
             for name in (event, stage):
                 if name in _deaths:
                     _deaths.remove(name)
                     raise Killed(name)
 
         job = Job(claim.id, claim.task, claim.attempt, claim.crashes, claim.fence, say)
-        job._holds = lambda: self.store.jobs.hold(claim.id, claim.fence)  # noqa: SLF001
+        job._holds = lambda key: self.store.jobs.hold(claim.id, claim.fence, key)  # noqa: SLF001
         end = self._end(claim, job, began)
         job._settle(success=isinstance(end, Finish) and end.status == "done")  # noqa: SLF001
         finishes, requeues = ([end], []) if isinstance(end, Finish) else ([], [end])

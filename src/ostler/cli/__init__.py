@@ -34,7 +34,7 @@ _COMMANDS = {
     "logs": "logs",
     "events": "events",
     "top": "top",
-    "schedules": "jobs",
+    "schedules": "schedules",
     "env": "env",
     "token": "token",
     "doctor": "doctor",

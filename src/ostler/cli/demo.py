@@ -247,7 +247,7 @@ def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None, fo
         )
         where = f"{folder}/results/{clip['key']}" if clip else ""
         rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, what, where))
-    show.table((">job", "status", ">runs", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
+    show.table((">job", "status", ">attempt", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
     if killed:
         job = next(j for j in found if j["id"] == killed["job"])
         print(f"\nThe timeline of job {job['id']}, whose worker was killed:")

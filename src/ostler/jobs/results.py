@@ -26,6 +26,7 @@ from ostler.errors import BadArguments, ConfigError, OstlerError
 _CHUNK = 1 << 20
 _PARTS = ".parts"  # in the root: no key begins with a dot
 _NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
+_KEY, _PART = 1000, 240  # bytes of a key, and of a name in it: file systems take 255, buckets 1024 in all
 
 
 class LostClaim(OstlerError):
@@ -66,6 +67,9 @@ class Results(Protocol):
     def open(self, key: str) -> IO[bytes]:
         """The artifact's bytes."""
 
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        """The artifact and its bytes, both of the same publish; None when nothing valid is there."""
+
     def fetch(self, key: str, to: Path) -> Path:
         """A local file with the artifact's bytes; `to` is written only where the artifact is not local."""
 
@@ -90,15 +94,19 @@ def connect(url: str, data: Path) -> Results:
 
 def check_key(key: str) -> str:
     """The key, when it names a place inside the store; raises BadArguments."""
-    parts = key.split("/") if isinstance(key, str) else [""]
+    text = key.encode(errors="replace") if isinstance(key, str) else b""
+    parts = text.split(b"/")
     if (
-        not isinstance(key, str)
-        or key.startswith("/")
-        or "\0" in key
-        or "\\" in key
-        or any(not p or p.startswith(".") for p in parts)
+        b"\0" in text
+        or b"\\" in text
+        or any(not p or p.startswith(b".") or len(p) > _PART for p in parts)
+        or len(text) > _KEY
+        or text.decode() != key  # half of a surrogate pair
     ):
-        raise BadArguments(f"{key!r} is not a usable key: write something like {'{job.id}'}/clip.mp4")
+        raise BadArguments(
+            f"{key!r:.200} is not a usable key: write something like {'{job.id}'}/clip.mp4, of at most {_KEY} bytes and {_PART} in each "
+            "part, where no part is empty or begins with a dot"
+        )
     return key
 
 
@@ -145,6 +153,14 @@ class LocalResults:
 
     def open(self, key: str) -> IO[bytes]:
         return self.path(key).open("rb")
+
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        try:
+            with _locked(self.path(key).parent, fcntl.LOCK_SH):  # a publish moves its two files under this lock
+                found = self.find(key)
+                return None if found is None else (found, self.open(key))
+        except OSError:
+            return None
 
     def fetch(self, key: str, to: Path) -> Path:
         return self.path(key)
@@ -227,6 +243,13 @@ class RemoteResults:
     def open(self, key: str) -> IO[bytes]:
         opened: IO[bytes] = self._fs.open(self._at(key), "rb")
         return opened
+
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        found = self.find(key)
+        try:
+            return None if found is None else (found, self.open(key))
+        except FileNotFoundError:
+            return None
 
     def fetch(self, key: str, to: Path) -> Path:
         self._fs.get_file(self._at(key), str(to))
@@ -348,11 +371,11 @@ def _make(folder: Path, root: Path, *, own: bool) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[int]:
     """Check and move are one step for all processes of this machine."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
         yield descriptor
     finally:
         os.close(descriptor)

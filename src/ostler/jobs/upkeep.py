@@ -216,7 +216,7 @@ class Upkeep:
 
 def _fire(store: Store, node: str) -> tuple[list[int], float]:
     """The jobs of the schedules that were due, and the seconds until the next one is, by the store's clock."""
-    jobs, due = store.jobs.flows.fire(node, store.now(), schedule.following)
+    jobs, due = store.jobs.schedules.fire(node, store.now(), schedule.following)
     return jobs, _LONGEST_SLEEP if due is None else (due - store.now()) / 1000
 
 

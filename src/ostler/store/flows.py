@@ -1,20 +1,16 @@
 """What hangs on the end of a job: the next step of a chain, the callback of a batch. In the transaction of that end, so a
-crash can neither lose a step nor store it twice. And schedules, which store a job when their time has come.
+crash can neither lose a step nor store it twice.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ostler.errors import NotFound
 from ostler.store.database import Database
 from ostler.store.rows import NewJob
-
-log = logging.getLogger("ostler.store")
 
 Insert = Callable[[Sequence[NewJob], int], list[int]]
 
@@ -40,7 +36,7 @@ def job_of(step: dict[str, Any], now: int, result: str | None = None, **more: An
 
 
 class Flows:
-    """Chains, batches and schedules in the store."""
+    """Chains and batches in the store."""
 
     def __init__(
         self,
@@ -117,43 +113,3 @@ class Flows:
         if not rows:
             raise NotFound(f"there is no batch {batch}")
         return dict(rows[0])
-
-    # ---- schedules
-
-    def schedules(self) -> list[dict[str, Any]]:
-        """All schedules with their next time."""
-        return [{**dict(r), "step": json.loads(r["step"])} for r in self._db.run("schedules")]
-
-    def fire(self, node: str, now: int, following: Callable[[str, str, int], int]) -> tuple[list[int], int | None]:
-        """Store a job for each schedule of the node's app whose time has come; (jobs, the next time). `following(spec, zone, now)` is
-        pure.
-
-        Each fires once for all the times that were missed while no node ran: no storm after a long stop. Nodes may race: whoever
-        moves the schedule forward stores the job, in the same transaction.
-        """
-        jobs = []
-        if self._db.run("schedule_due", node=node, now=now):
-            with self._db.transaction():
-                for row in self._db.run("schedule_due", node=node, now=now):
-                    try:
-                        upcoming = following(row["spec"], row["zone"], now)
-                    except Exception:  # one bad schedule does not hold up the others
-                        log.exception("schedule %s cannot tell its next time", row["name"])
-                        continue
-                    if self._db.run("schedule_move", name=row["name"], seen=row["next_at"], next_at=upcoming, now=now):
-                        step = job_of(json.loads(row["step"]), now)
-                        self._lock_unique([step.unique_key])
-                        job, new = self._put(step, now)
-                        self._db.ring({step.queue})
-                        self._db.run("schedule_fired", name=row["name"], job=job)
-                        jobs += [job] if new else []
-                self._settle()
-        for row in self._db.run("schedules_of", node=node):
-            with contextlib.suppress(Exception):  # told above, when it is due
-                self._pull(row, following(row["spec"], row["zone"], now))
-        times = [row["next_at"] for row in self._db.run("schedules_of", node=node)]
-        return jobs, min(times, default=None)
-
-    def _pull(self, row: Any, upcoming: int) -> None:
-        if row["next_at"] > upcoming:
-            self._db.run("schedule_pull", name=row["name"], next_at=upcoming)

@@ -1,4 +1,4 @@
-"""Many jobs at once: bulk enqueue, bulk cancel and retry by filter, batches, schedules, and what a job printed."""
+"""Many jobs at once: bulk enqueue, bulk cancel and retry by filter, batches, and what a job printed."""
 
 from __future__ import annotations
 
@@ -75,20 +75,6 @@ class BatchView(BaseModel):
     finished_at: int | None
 
 
-class ScheduleView(BaseModel):
-    name: str
-    spec: str
-    zone: str
-    step: dict[str, Any] = Field(description="the job that it stores")
-    next_at: int
-    last_at: int | None
-    last_job: int | None
-
-
-class ScheduleList(BaseModel):
-    schedules: list[ScheduleView]
-
-
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["jobs"])
     patience = context.settings.store_patience
@@ -159,9 +145,5 @@ def router(context: Context) -> APIRouter:
     @routes.get("/batches/{batch}", response_model=BatchView, summary="How far a batch is")
     async def batch(batch: Id) -> JSONResponse:
         return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.get_batch(batch)))
-
-    @routes.get("/schedules", response_model=ScheduleList, summary="All schedules with their next time")
-    async def schedules() -> JSONResponse:
-        return JSONResponse({"schedules": await context.reader.call(lambda store: store.jobs.flows.schedules())})
 
     return routes

@@ -65,10 +65,10 @@ export function page(id) {
     text(stage, job.status === "done" ? "" : (job.stage ?? ""));
     cancel.hidden = ENDED.includes(job.status);
     retry.hidden = !ENDED.includes(job.status);
-    const runs = `${job.attempt} of ${job.attempts + job.excused}${job.crashes ? `, ${job.crashes} crashed` : ""}${job.excused ? `, ${job.excused} excused` : ""}`;
+    const runs = `${job.attempt} of ${job.attempts}${job.crashes ? `, ${job.crashes} crashed` : ""}`;
     const list = [
       ["Queue", h("a", { href: `#/jobs?queue=${encodeURIComponent(job.queue)}` }, job.queue)],
-      ["Runs", runs],
+      ["Attempt", runs],
       ["Node", several() ? nodeLabel(job.node_id) : null],
       ["Worker", job.worker && h("a", { href: workerLink(several() ? `${nodeLabel(job.node_id)}/${job.worker}` : job.worker) }, job.worker)],
       ["Created", moment(job.created_at)],
