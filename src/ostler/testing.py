@@ -171,6 +171,20 @@ class Bench:
                 return self._one(taken.claims[0])
         return False
 
+    def enqueued(self, task: Task[..., Any] | None = None) -> list[dict[str, Any]]:
+        """The arguments of the jobs that wait to run, oldest first; of one task, or of all. For code that enqueues:
+        `assert bench.enqueued(send_mail) == [{"to": "ada@example.org"}]`.
+        """
+        found: list[int] = []
+        cursor: int | None = None
+        while True:
+            page, cursor = self.store.jobs.list(
+                status="queued", task=None if task is None else task.name, limit=500, cursor=cursor
+            )
+            found += [job["id"] for job in page]
+            if cursor is None:
+                return [self.store.jobs.find(job)["args"] for job in sorted(found)]
+
     def job(self, job: int) -> dict[str, Any]:
         """The job with its timeline."""
         return self.store.jobs.get(job)
