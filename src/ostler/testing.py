@@ -31,7 +31,7 @@ from ostler.app import Ostler
 from ostler.errors import BadArguments
 from ostler.flows import Step
 from ostler.handles import JobId
-from ostler.jobs import execute, schedule, verdict
+from ostler.jobs import execute, producer, schedule, verdict
 from ostler.jobs.awaiting import Awaiting
 from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
@@ -100,6 +100,7 @@ class Bench:
             self._saved[name] = os.environ.get(name)
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
+        producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
         self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
@@ -122,6 +123,7 @@ class Bench:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
         self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
+        producer.clock = None
         self.store.close()
         for name, value in self._saved.items():
             if value is None:

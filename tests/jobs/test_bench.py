@@ -110,6 +110,9 @@ def test_what_the_code_under_test_has_enqueued() -> None:
         assert len(bench.enqueued()) == 3
         bench.run()
         assert bench.enqueued(work.add) == [{"a": 2}]
+        bench.advance(61)  # its delay counts by the bench's clock
+        bench.run()
+        assert bench.enqueued(work.add) == []
 
 
 def test_failures_and_schedules() -> None:
