@@ -94,7 +94,7 @@ class Ostler(Calling):
     ) -> Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
-        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
+        `attempts` is how many attempts a job that raises gets; `timeout` (seconds) kills its worker's process group;
         higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
         same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
         once over all nodes, `per` value of that parameter. Times may be timedeltas. `cron` fires it, in time zone `zone`. `env` names the environment
