@@ -3,7 +3,6 @@ import { get } from "./api.js";
 import { h, keyed, text } from "./dom.js";
 import { bytes } from "./format.js";
 
-const TEXT = ["text/plain", "application/json"];
 const MOST = 60; // on the page
 const SHOWN = 4000; // bytes of a text
 const LARGEST = 20_000_000; // bytes of a picture that is loaded without being asked for
@@ -33,14 +32,14 @@ function card(one) {
     h("p", { class: "muted small-print cut" }, `${one.type ?? "unknown type"} · ${bytes(one.size)}`, one.replaced_by ? [" · replaced by ", h("a", { href: `#/jobs/${one.replaced_by}` }, `#${one.replaced_by}`)] : null));
 }
 
-/** As what it is. Nothing of it can run: SVG is shown as an image, which has no scripts, and HTML not at all. */
+/** As what it is. Nothing of it can run: SVG is shown as an image, which runs no scripts, and HTML as its source. */
 function preview(one, name) {
   const [sort] = (one.type ?? "").split("/");
   const frame = (child) => h("div", { class: "frame" }, child);
   if (sort === "image" && one.size < LARGEST) return frame(h("img", { src: one.url, alt: name, loading: "lazy" }));
   if (sort === "video") return frame(h("video", { src: one.url, controls: true, preload: "metadata", "aria-label": name }));
   if (sort === "audio") return frame(h("audio", { src: one.url, controls: true, preload: "metadata", "aria-label": name }));
-  if (TEXT.includes(one.type)) return frame(words(one, name));
+  if (sort === "text" || one.type === "application/json") return frame(words(one, name));
   return frame(h("span", { class: "muted kind" }, name.includes(".") ? name.split(".").at(-1).slice(0, 8) : "file"));
 }
 
