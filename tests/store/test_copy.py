@@ -220,7 +220,7 @@ def small(tmp_path: Path) -> Path:
 def test_a_copy_is_refused_while_a_node_runs_on_either_side(small: Path, database: str, make_node: Any) -> None:
     node = make_node("--pool", "work=1", folder=small.parent)
     done = run("--from", f"sqlite:///{small}", "--to", database)
-    assert done.returncode == 2 and "another node (pid" in done.stderr and "already runs on" in done.stderr
+    assert done.returncode == 2 and "another node (pid" in done.stderr and "is already running in" in done.stderr
     node.kill()
     with Store.open(database, small.parent) as store:
         store.nodes.register(NodeRow("n@1", "n", lease_ms=10**9))
@@ -239,10 +239,10 @@ def test_a_copy_is_refused_where_jobs_are_already(small: Path, database: str) ->
 def test_a_copy_needs_a_source_and_a_target(small: Path, database: str, tmp_path: Path) -> None:
     wrong = {
         ("--from", f"sqlite:///{tmp_path}/none.db", "--to", database): "there is no store at",
-        ("--from", database, "--to", database): "a copy goes from SQLite to PostgreSQL",
+        ("--from", database, "--to", database): "can only copy from SQLite to PostgreSQL",
         ("--from", f"sqlite:///{small}", "--to", f"sqlite:///{small}"): "found --from SQLite and --to SQLite",
-        ("--to", database): "add --from",
-        ("--from", f"sqlite:///{small}", "--to", database, "--check"): "leave it out to copy one",
+        ("--to", database): "needs --from",
+        ("--from", f"sqlite:///{small}", "--to", database, "--check"): "leave it out to copy a store",
         ("--from", f"sqlite:///{small}", "--to", "postgresql://127.0.0.1:1/none"): "cannot be used right now",
     }
     for arguments, message in wrong.items():

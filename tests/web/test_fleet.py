@@ -222,9 +222,9 @@ def test_a_node_that_does_not_answer_is_told_as_such(pair: Pair) -> None:
     pair.n2.signal(signal.SIGSTOP)
     try:
         status, answer = pair.n1.post("/api/v1/workers/n2/worker:work:0/restart")
-        assert (status, answer["message"]) == (202, "asked; node n2 has not answered yet")
+        assert (status, answer["message"]) == (202, "requested; node n2 has not answered yet")
         done = pair.cli("reset", "n2/worker:work:0")
-        assert "asked; node n2 has not answered yet" in done.stdout
+        assert "requested; node n2 has not answered yet" in done.stdout
     finally:
         pair.n2.signal(signal.SIGCONT)
     with pair.open() as store:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
 DESCRIPTOR = "OSTLER_FD_"  # + its name: a descriptor that the worker inherits
 
+STACK: int | None = getattr(signal, "SIGRTMAX", None)
+"""The signal on which a job's worker prints its Python stack; None where there is none to spare."""
+
 # Exit codes of a worker that mean something (70 and up, so that they collide with no shell's and no signal's).
 APP_LOAD = 70
 MODEL_LOAD = 71
