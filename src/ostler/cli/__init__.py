@@ -36,6 +36,7 @@ _COMMANDS = {
     "top": "top",
     "schedules": "jobs",
     "env": "env",
+    "music": "music",
     "token": "token",
     "doctor": "doctor",
     "migrate": "migrate",
