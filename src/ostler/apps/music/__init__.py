@@ -124,6 +124,8 @@ def queue_tags(library: int) -> int:
 @app.web
 def routes(node: NodeApi) -> APIRouter:
     """`/api/v1/libraries` and `/api/v1/tracks`. Imported here, in the node: workers carry no web framework."""
+    from ostler.apps.music import tagging  # noqa: PLC0415
     from ostler.apps.music.routes import router  # noqa: PLC0415
 
+    tagging.check()
     return router(node, Rules.from_environment())

@@ -76,6 +76,7 @@ class Scan:
         self._tables, self._id, self._job, self._tick, self._queue = tables, library, job, tick, queue
         self._position = b""  # the last path that was compared
         self._found, self._batch = Found(), _Batch()
+        self._left: set[int] = set()  # tracks that this scan found gone: a move may bring them back
         self._began = self._written = time.monotonic()
         self._written_at = 0  # how many files had been seen then
 
@@ -226,10 +227,10 @@ class Scan:
             raise Away(f"{shown(self._root)} was unmounted or replaced during the scan")
         values = {"cursor": self._position, "progress": done, "seen": self._found.seen}
         with self._tables.write() as connection:
-            self._write(connection, batch, moves)
             held = connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
             if not held.rowcount:
                 raise LookupError(f"library {self._id} was removed during the scan")
+            self._write(connection, batch, moves)
         self._written, self._written_at = time.monotonic(), self._found.seen
         if batch.new or batch.changed or batch.back:
             self._queue()
@@ -248,6 +249,7 @@ class Scan:
             there = and_(own, tracks.c.path == bindparam("path_was"), tracks.c.state != "gone")
             leave = update(tracks).where(there).values(before=tracks.c.state, state="gone", reason=GONE)
             self._found.gone += connection.execute(leave, batch.gone).rowcount
+            self._left.update(row["key"] for row in batch.gone)
         if moved:
             revived = case((tracks.c.state == "gone", func.coalesce(tracks.c.before, "new")), else_=tracks.c.state)
             reason = case((tracks.c.state == "gone", None), else_=tracks.c.reason)
@@ -262,6 +264,7 @@ class Scan:
         self._tables.upsert(connection, problems, [self._told(problem) for problem in batch.problems])
         self._found.new += len(new)
         self._found.moved += len(moved)
+        self._found.gone -= len(self._left.intersection(moves.values()))
 
     def _told(self, problem: Problem) -> dict[str, Any]:
         place = {"path": problem.path, "shown": shown(problem.path)}

@@ -25,6 +25,7 @@ class Rules:
 
     roots: tuple[Path, ...] = ()
     model: str = ""
+    models: str = ""
     threshold: float = 0.2
     calibration_files: float = 100
     settle: float = 2
@@ -42,6 +43,10 @@ class Rules:
         given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
         return cls(**{name: _read(name, text) for name, text in given.items()})
 
+    def models_in(self, data: Path) -> Path:
+        """The directory of models."""
+        return Path(self.models) if self.models else data / "models" / "music"
+
 
 def sizes(cores: int) -> dict[str, int]:
     """How many workers the pools have on a machine with so many cores: 2, 10 and 5, and fewer on a small one."""
@@ -50,7 +55,7 @@ def sizes(cores: int) -> dict[str, int]:
 
 def _read(name: str, text: str) -> Any:
     variable = PREFIX + name.upper()
-    if name in ("model", "sidecars"):
+    if name in ("model", "models", "sidecars"):
         return text
     if name == "roots":
         return tuple(_root(Path(part), variable) for part in text.split(os.pathsep) if part)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, update
@@ -23,12 +24,28 @@ _REASON = 1_000  # characters
 
 
 def load() -> Tagger:
-    """The model, loaded once in a worker and shared by its jobs."""
+    """The model, loaded once in a worker and shared by its jobs. Raises ConfigError where it is missing."""
     if not _loaded:
         from ostler.apps.music.tagger import Tagger  # noqa: PLC0415
 
-        _loaded.append(Tagger.load(Rules.from_environment().model))
+        _loaded.append(Tagger.load(*_model()))
     return _loaded[0]
+
+
+def check() -> None:
+    """Raise ConfigError, with what to do, when the model is missing: a node without it would only fail to start workers."""
+    from ostler.apps.music import weights  # noqa: PLC0415
+
+    name, folder = _model()
+    if not _loaded and not (folder / (name or weights.DEFAULT)).is_dir():
+        weights.load(name or weights.DEFAULT, folder)
+
+
+def _model() -> tuple[str, Path]:
+    from ostler.apps.music import app  # noqa: PLC0415
+
+    rules = Rules.from_environment()
+    return rules.model, rules.models_in(app.settings().data_dir)
 
 
 class Tagging:

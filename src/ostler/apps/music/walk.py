@@ -122,11 +122,16 @@ class Walk:
                 is_folder = self._is_folder(entry)
                 if not is_folder and os.path.splitext(entry.name)[1].lower() not in _SUFFIXES:  # noqa: PTH122  bytes
                     continue
-                if self._ignore(own, is_folder) or (entry.is_symlink() and not self._leads_out(entry, is_folder)):
-                    continue
-                found.append((entry.name + b"/" if is_folder else entry.name, own, entry, is_folder))
-        found.sort(key=lambda one: one[0])
-        return [(own, entry, is_folder) for _, own, entry, is_folder in found]
+                if not self._ignore(own, is_folder):
+                    found.append((entry.name + b"/" if is_folder else entry.name, own, entry, is_folder))
+        found.sort(
+            key=lambda one: one[0]
+        )  # before links are looked at: of two to one directory it is always the same that counts
+        return [
+            (own, entry, is_folder)
+            for _, own, entry, is_folder in found
+            if not entry.is_symlink() or self._leads_out(entry, is_folder)
+        ]
 
     @staticmethod
     def _is_folder(entry: os.DirEntry[bytes]) -> bool:
