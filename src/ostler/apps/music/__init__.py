@@ -69,6 +69,13 @@ def tag(job: Job, track: int, version: int) -> dict[str, Any]:  # noqa: ARG001  
     return tagging.Tagging(tables.here(), job, track, crashes=crashes, runs=_TAG_RUNS).run()
 
 
+# Not unique, as one that runs may have looked already.
+@app.job(queue="library", attempts=3)
+def queue(job: Job, library: int) -> int:  # noqa: ARG001  every job has the handle
+    """Store a job for each new track of a library that has none: after a retry."""
+    return queue_tags(library)
+
+
 @app.job(queue="calibration", attempts=3, timeout=600, unique=True)
 def calibrate(job: Job, library: int, dry_run: bool = False) -> dict[str, Any]:
     """Find the thresholds of a library's tags from its own scores, and have changed tags written. A dry run changes nothing."""
@@ -95,7 +102,7 @@ def write(job: Job, track: int) -> list[str]:  # noqa: ARG001  every job has the
     return outputs.settle(tables.here(), track)
 
 
-@app.job(queue="calibration", attempts=3, timeout=600, unique=True)
+@app.job(queue="calibration", attempts=3, timeout=600)
 def rewrite(job: Job, library: int) -> int:
     """Have the tags of all tracks of a library written as they are to be now: after an undo, or a change of where they go."""
     from ostler.apps.music import catalogue, tables  # noqa: PLC0415

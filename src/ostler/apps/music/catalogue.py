@@ -250,5 +250,37 @@ def retry(tables: Tables, library: int | None, states: Sequence[str], track: int
     return found
 
 
+def not_failed(track: int, state: str) -> Conflict:
+    return Conflict(f"track {track} is {state}; only one that failed or is toxic can be tried again")
+
+
+# ---- files
+
+
+def place(tables: Tables, track: int) -> tuple[bytes, str]:
+    """Where a track's file is, and its format. Raises NotFound."""
+    with tables.read() as connection:
+        row = connection.execute(_placed().where(tracks.c.id == track)).first()
+    if row is None:
+        raise NotFound(f"there is no track {track}")
+    return os.path.join(row.root, row.path), row.format  # noqa: PTH118  bytes
+
+
+def with_places(tables: Tables, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Tracks as a search shows them, with `root` and `raw`: their paths byte by byte."""
+    places: dict[int, dict[str, bytes]] = {}
+    ids = [one["id"] for one in found]
+    with tables.read() as connection:
+        for first in range(0, len(ids), AT_ONCE):
+            rows = connection.execute(_placed().where(tracks.c.id.in_(ids[first : first + AT_ONCE])))
+            places |= {row.id: {"root": row.root, "raw": row.path} for row in rows}
+    return [{**one, **places[one["id"]]} for one in found if one["id"] in places]
+
+
+def _placed() -> Any:
+    columns = (tracks.c.id, tracks.c.path, tracks.c.format, libraries.c.root)
+    return select(*columns).join(libraries, libraries.c.id == tracks.c.library)
+
+
 def _inside(path: bytes, other: bytes) -> bool:
     return path == other or path.startswith(other.rstrip(b"/") + b"/")

@@ -85,6 +85,7 @@ libraries = Table(
     Column("seen", BigInteger, nullable=False, default=0),
     Column("files", BigInteger, nullable=False, default=0),  # how many the last whole scan found
     Column("took", Double),  # seconds
+    sqlite_autoincrement=True,  # an id is never given twice: jobs name it
 )
 
 tracks = Table(
@@ -117,6 +118,7 @@ tracks = Table(
     Index("tracks_by_size", "library", "size"),
     Index("tracks_by_content", "sha256"),
     Index("tracks_by_time", "library", "tagged_at"),
+    sqlite_autoincrement=True,
 )
 
 problems = Table(
@@ -167,6 +169,7 @@ calibrations = Table(
     Column("files", BigInteger, nullable=False),
     Column("job", BigInteger, unique=True),
     Column("undone", BigInteger),  # when
+    sqlite_autoincrement=True,
 )
 
 thresholds = Table(
