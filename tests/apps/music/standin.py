@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy
 
-from ostler.apps.music import app, tagging
+from ostler.apps.music import app, library, tagging
 
 TAGS = [f"tag{n}" for n in range(50)]
 
@@ -44,5 +44,14 @@ class StandIn:
         return Analysis(TAGS, made.random(50, dtype="float32"), made.random(200, dtype="float32"))
 
 
+def held_flush(self, done):
+    """A transaction of a scan, after which the scan is held while `.hold` is in the library."""
+    flush(self, done)
+    while os.path.exists(os.path.join(self._root, b".hold")):
+        time.sleep(0.01)
+
+
 tagging._loaded.append(StandIn())
+library.AT_ONCE = 20
+flush, library.Scan._flush = library.Scan._flush, held_flush
 __all__ = ["app"]
