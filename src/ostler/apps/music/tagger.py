@@ -12,14 +12,11 @@ from typing import Protocol
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ostler.apps.music import weights
 from ostler.apps.music.decode import Limits, Source
 from ostler.apps.music.network import Network
-from ostler.apps.music.spectrogram import BANDS, Spectrogram
-
-Floats = NDArray[np.float32]
+from ostler.apps.music.spectrogram import BANDS, Floats, Spectrogram
 
 
 class Model(Protocol):
