@@ -59,6 +59,8 @@ class Source:
 
     def pieces(self) -> Iterator[Floats]:
         """The samples, in pieces of up to ten seconds; raises Undecodable, or OSError when the disk is at fault."""
+        if os.stat(self.path).st_size == 0:  # noqa: PTH116  bytes
+            raise Undecodable("the file is empty")
         try:
             with av.open(os.fsdecode(self.path), options=OPTIONS, metadata_errors="replace") as container:
                 yield from self._decoded(container)
@@ -70,9 +72,9 @@ class Source:
             raise Undecodable("no sound could be decoded: the file is empty, damaged or incomplete")
 
     def _decoded(self, container: Any) -> Iterator[Floats]:
-        stream = next(iter(container.streams.audio), None)
+        stream = next((one for one in container.streams.audio if one.codec_context is not None), None)
         if stream is None:
-            raise Undecodable("there is no audio in the file")
+            raise Undecodable("there is no audio in the file, or none that can be decoded")
         for other in container.streams:
             if other is not stream:
                 other.discard = "all"  # covers and videos

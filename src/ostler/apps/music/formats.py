@@ -83,7 +83,7 @@ def load(file: IO[bytes], which: str) -> Any:
             try:
                 return id3.ID3(file, translate=False, load_v1=False)
             except id3.ID3NoHeaderError:
-                return id3.ID3()
+                return _of_v1(file)
         if which == "wav":
             found = wave.WAVE(file, translate=False, load_v1=False).tags
             return id3.ID3() if found is None else found
@@ -210,16 +210,20 @@ def _mp3(source: IO[bytes], target: IO[bytes], prefix: str, wanted: Tags) -> Non
 
 def _from_v1(source: IO[bytes], wanted: Tags) -> bytes:
     """A file with only the old ID3v1 tag at its end gets a copy of it: many players look no further than the tag in front."""
-    from mutagen.id3 import ID3, ParseID3v1  # noqa: PLC0415
-
-    frames = ParseID3v1(_tail(source)) if wanted else None
-    if not frames:
+    tag, made = _of_v1(source), io.BytesIO()
+    if not tag or not wanted:
         return b""
-    tag, made = ID3(), io.BytesIO()
-    for frame in frames.values():
-        tag.add(frame)
     tag.save(made, padding=lambda _: 0)
     return made.getvalue()
+
+
+def _of_v1(file: IO[bytes]) -> Any:
+    from mutagen.id3 import ID3, ParseID3v1  # noqa: PLC0415
+
+    tag = ID3()
+    for frame in (ParseID3v1(_tail(file)) or {}).values():
+        tag.add(frame)
+    return tag
 
 
 def _wav(source: IO[bytes], target: IO[bytes], prefix: str, wanted: Tags) -> None:
@@ -229,6 +233,8 @@ def _wav(source: IO[bytes], target: IO[bytes], prefix: str, wanted: Tags) -> Non
     while place + 8 <= end:
         source.seek(place)
         name, size = struct.unpack("<4sI", source.read(8))
+        if place + 8 + size > end:
+            raise Unwritable("it says that it is longer than it is: it is incomplete, or was recorded as a stream")
         after = min(place + 8 + size + (size & 1), end)
         if name.lower() == b"id3 ":
             found = (place, after, source.read(size))

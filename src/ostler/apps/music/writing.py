@@ -72,13 +72,16 @@ def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str
             return Written(before, before, changed=False)
         kept = formats.others(found, which, prefix)
         with _draft(real) as (target, draft):
-            formats.rewritten(source, target, which, prefix, wanted)
-            target.flush()
-            after = _checked(real, draft, target, which, prefix, wanted, kept)
+            try:
+                formats.rewritten(source, target, which, prefix, wanted)
+                target.flush()
+                after = _checked(real, draft, target, which, prefix, wanted, kept)
+            except Unwritable:
+                _check_unchanged(real, facts)
+                raise
             _like(real, facts, target.fileno())
             os.fsync(target.fileno())
-            if _identity(os.stat(real)) != _identity(facts):  # noqa: PTH116
-                raise Changed(errno.EBUSY, "the file was changed while its tags were written", os.fsdecode(real))
+            _check_unchanged(real, facts)
             os.replace(draft, real)  # noqa: PTH105
     _flush_directory(os.path.dirname(real))  # noqa: PTH120
     return Written(before, after, changed=True, links=facts.st_nlink - 1)
@@ -223,12 +226,15 @@ def packets(path: Path) -> str:
     except (av.error.FFmpegError, IndexError) as error:
         if isinstance(error, OSError) and not isinstance(error, av.error.InvalidDataError | ValueError):
             raise
-        raise Unwritable(f"its sound cannot be read ({error})") from None
+        raise Unwritable(f"its sound cannot be read ({getattr(error, 'strerror', None) or error})") from None
     return seen.hexdigest()
 
 
-def _identity(facts: os.stat_result) -> tuple[int, ...]:
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
+def _check_unchanged(real: bytes, facts: os.stat_result) -> None:
+    there = os.stat(real)  # noqa: PTH116
+    same = ("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns")
+    if any(getattr(there, name) != getattr(facts, name) for name in same):
+        raise Changed(errno.EBUSY, "the file was changed while its tags were written", os.fsdecode(real))
 
 
 def _like(real: bytes, facts: os.stat_result, fd: int) -> None:
