@@ -17,17 +17,14 @@ import av
 import av.error
 import av.filter
 import numpy as np
-from numpy.typing import NDArray
 
 from ostler import Fail
+from ostler.apps.music.spectrogram import RATE, Floats
 
-Floats = NDArray[np.float32]
-
-RATE = 16_000
 _PIECE = 10 * RATE  # samples given at a time
 # Playlists and scripts make FFmpeg open other files and addresses: only formats that hold their own data are read, and only from files.
 _FORMATS = "mp3,flac,ogg,mov,mp4,m4a,wav,w64,aiff,aac,matroska,webm,asf,ape,wv,mpc,mpc8,tta,dsf,caf"
-_OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _FORMATS, "max_pixels": "100000000"}
+OPTIONS = {"protocol_whitelist": "file", "format_whitelist": _FORMATS, "max_pixels": "100000000"}
 _RATES = range(1_000, 768_001)
 _CHANNELS = 64
 # As steep as soxr's "HQ", with which librosa resamples: flat up to 91 % of 8 kHz, 120 dB down at 8 kHz.
@@ -62,8 +59,10 @@ class Source:
 
     def pieces(self) -> Iterator[Floats]:
         """The samples, in pieces of up to ten seconds; raises Undecodable, or OSError when the disk is at fault."""
+        if os.stat(self.path).st_size == 0:  # noqa: PTH116  bytes
+            raise Undecodable("the file is empty")
         try:
-            with av.open(os.fsdecode(self.path), options=_OPTIONS, metadata_errors="replace") as container:
+            with av.open(os.fsdecode(self.path), options=OPTIONS, metadata_errors="replace") as container:
                 yield from self._decoded(container)
         except av.error.FFmpegError as error:
             if isinstance(error, OSError) and not isinstance(error, av.error.InvalidDataError | ValueError):
@@ -73,9 +72,9 @@ class Source:
             raise Undecodable("no sound could be decoded: the file is empty, damaged or incomplete")
 
     def _decoded(self, container: Any) -> Iterator[Floats]:
-        stream = next(iter(container.streams.audio), None)
+        stream = next((one for one in container.streams.audio if one.codec_context is not None), None)
         if stream is None:
-            raise Undecodable("there is no audio in the file")
+            raise Undecodable("there is no audio in the file, or none that can be decoded")
         for other in container.streams:
             if other is not stream:
                 other.discard = "all"  # covers and videos

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from ostler.apps.music.spectrogram import BANDS, Floats
 
 FRAMES = 187  # of a window: 3 seconds
-BANDS = 96
 BATCH = 4  # windows computed together: more do not fit into the caches and gain nothing
 _EPSILON = 1e-3  # of batch normalisation in TensorFlow
 _DEAD = 1e-6  # a filter that can change its output by no more than this, per unit of input, is a constant

@@ -10,14 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ostler import ConfigError
-
-Floats = NDArray[np.float32]
+from ostler.apps.music.spectrogram import BANDS, Floats
 
 _BATCH = 16  # windows at a time, where the model leaves it open
-_BANDS = 96
 
 
 class _Part:
@@ -68,17 +65,17 @@ class OnnxModel:
         bodies = [part for part in parts if part.takes_frames]
         if len(bodies) != 1:
             raise ConfigError(
-                f"the model in {directory} needs one ONNX file that takes spectrograms (windows, frames, {_BANDS} bands), found {len(bodies)}"
+                f"the model in {directory} needs one ONNX file that takes spectrograms (windows, frames, {BANDS} bands), found {len(bodies)}"
             )
         self._body, self._heads = bodies[0], [part for part in parts if not part.takes_frames]
         if self._heads and self._body.vectors is None:
             raise ConfigError(
                 f"the heads in {directory} need embeddings, and {self._body.path.name} has no second output that gives them"
             )
-        frames = self._body.input.shape[-2] if self._body.input.shape[-1] == _BANDS else None
+        frames = self._body.input.shape[-2] if self._body.input.shape[-1] == BANDS else None
         if not isinstance(frames, int) or frames < 1:
             raise ConfigError(
-                f"the input of {self._body.path} is {self._body.input.shape}, not (windows, frames, {_BANDS} bands)"
+                f"the input of {self._body.path} is {self._body.input.shape}, not (windows, frames, {BANDS} bands)"
             )
         self.frames, self.hop = frames, max(1, frames // 2)  # windows overlap by half, as Essentia's do
         self.tags = _named([self._body, *self._heads])

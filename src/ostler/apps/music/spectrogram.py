@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+import os
+from typing import TypeAlias
+
+# Before numpy is loaded: workers are processes, and threads of two of them on the same cores would only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+Floats: TypeAlias = NDArray[np.float32]
 
 RATE = 16_000  # samples a second
 FFT = 512
@@ -13,6 +20,7 @@ HOP = 256
 BANDS = 96
 
 
+@functools.cache
 def filters(rate: int = RATE, size: int = FFT, bands: int = BANDS) -> Floats:
     """Triangles on Slaney's mel scale, each of the same area: what `librosa.filters.mel` gives, transposed."""
     frequencies = np.linspace(0, rate / 2, size // 2 + 1)

@@ -8,18 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-# Before numpy is loaded: workers are processes, and threads of two of them on the same cores would only wait for each other.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-
 import numpy as np
-from numpy.typing import NDArray
 
 from ostler.apps.music import weights
 from ostler.apps.music.decode import Limits, Source
 from ostler.apps.music.network import Network
-from ostler.apps.music.spectrogram import BANDS, Spectrogram
-
-Floats = NDArray[np.float32]
+from ostler.apps.music.spectrogram import BANDS, Floats, Spectrogram
 
 
 class Model(Protocol):
