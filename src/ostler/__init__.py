@@ -34,12 +34,14 @@ from ostler.task import Task
 if TYPE_CHECKING:
     from ostler.calls.body import Body
     from ostler.calls.current import cancelled, deadline, loading_progress
+    from ostler.jobs.artifacts import Artifact, JobArtifact
     from ostler.jobs.results import LostClaim, Published
     from ostler.sessions.spec import Endpoint
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Artifact",
     "BadArguments",
     "BatchId",
     "Body",
@@ -56,6 +58,7 @@ __all__ = [
     "Fail",
     "InputError",
     "Job",
+    "JobArtifact",
     "JobCancelled",
     "JobFailed",
     "JobId",
@@ -81,8 +84,10 @@ __all__ = [
 
 
 _LATER = {
+    "Artifact": "ostler.jobs.artifacts",
     "Body": "ostler.calls.body",
     "Endpoint": "ostler.sessions.spec",
+    "JobArtifact": "ostler.jobs.artifacts",
     "LostClaim": "ostler.jobs.results",
     "Published": "ostler.jobs.results",
     "cancelled": "ostler.calls.current",

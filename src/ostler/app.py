@@ -71,6 +71,7 @@ class Ostler(Calling):
     hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
     _producer: Producer | None = field(default=None, init=False, repr=False)
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
+    _node: Settings | None = field(default=None, init=False, repr=False)
 
     def job(
         self,
@@ -93,7 +94,7 @@ class Ostler(Calling):
     ) -> Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
-        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
+        `attempts` is how many attempts a job that raises gets; `timeout` (seconds) kills its worker's process group;
         higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
         same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
         once over all nodes, `per` value of that parameter. Times may be timedeltas. `cron` fires it, in time zone `zone`. `env` names the environment
@@ -487,8 +488,14 @@ class Ostler(Calling):
             self._awaiting = Awaiting(producer)
         return self._awaiting
 
+    def serve(self, settings: Settings) -> None:
+        """In a node: what routes of the app's own enqueue, find and call is this node's, whatever flags it was started with."""
+        self._node = settings
+
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
         """The settings as this process sees them."""
+        if self._node is not None and flags is None and file is None:
+            return self._node
         from ostler import config  # noqa: PLC0415
 
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
