@@ -365,6 +365,13 @@ def test_what_users_wrote_is_shown_as_text(node: Node, page: Page) -> None:
     expect(page.locator(f"#job-{job}")).to_contain_text(r'''"ä \\u00e4 ☃\n"''')
 
 
+def test_an_app_of_jobs_alone_has_no_tabs_for_other_things(node: Node, page: Page) -> None:
+    opened(page, node)
+    expect(page.locator("nav a:visible")).to_have_text(["Overview", "Jobs", "Workers"])
+    page.goto(f"{node.url}/#/sessions")  # a page that is looked at has its tab
+    expect(page.locator("nav a[aria-current]:visible")).to_have_text("Sessions")
+
+
 def test_an_address_that_leads_nowhere_is_said_to(node: Node, page: Page) -> None:
     opened(page, node, "#/jobs")
     for name in ("constructor", "__proto__", "nothing"):
