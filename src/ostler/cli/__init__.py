@@ -19,6 +19,7 @@ _COMMANDS = {
     "jobs": "jobs",
     "cancel": "jobs",
     "retry": "jobs",
+    "artifacts": "artifacts",
     "call": "call",
     "calls": "calls",
     "sessions": "sessions",

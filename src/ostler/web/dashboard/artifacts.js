@@ -1,0 +1,51 @@
+// What a job has published: links, and previews of what a browser can show without running anything of it.
+import { get } from "./api.js";
+import { h, keyed, text } from "./dom.js";
+import { bytes } from "./format.js";
+
+const TEXT = ["text/plain", "text/csv", "application/json"];
+const SHOWN = 4000; // bytes of a text
+const LARGEST = 20_000_000; // bytes of a picture that is loaded without being asked for
+
+/** {el, load()} of a job. */
+export function artifacts(id) {
+  const list = h("ul", { class: "plain artifacts" });
+  const total = h("span", { class: "muted" });
+  const el = h("section", { class: "panel", "aria-label": "Artifacts", hidden: true }, h("h2", {}, "Artifacts ", total), list);
+  return {
+    el,
+    async load() {
+      const { artifacts: found } = await get(`/jobs/${id}/artifacts`);
+      el.hidden = !found.length;
+      text(total, found.length ? `${found.length}, ${bytes(found.reduce((sum, one) => sum + one.size, 0))}` : "");
+      keyed(list, found, (one) => `${one.key} ${one.sha256}`, (one) => ({ el: card(one) }));
+    },
+  };
+}
+
+function card(one) {
+  const name = one.key.split("/").at(-1);
+  return h("li", {}, preview(one, name),
+    h("div", { class: "row between" }, h("a", { href: one.url, target: "_blank", rel: "noopener", class: "cut", title: one.key }, name), h("a", { class: "button small", href: `${one.url}${one.url.includes("?") ? "&" : "?"}download=1`, "aria-label": `Download ${one.key}` }, "Download")),
+    h("p", { class: "muted small-print cut" }, `${one.type ?? "unknown type"} · ${bytes(one.size)}`));
+}
+
+/** As what it is. SVG and HTML are not among it: they may hold scripts. */
+function preview(one, name) {
+  const [sort, kind] = (one.type ?? "").split("/");
+  const frame = (child) => h("div", { class: "frame" }, child);
+  if (sort === "image" && !kind.startsWith("svg") && one.size < LARGEST) return frame(h("img", { src: one.url, alt: name, loading: "lazy" }));
+  if (sort === "video") return frame(h("video", { src: one.url, controls: true, preload: "metadata", "aria-label": name }));
+  if (sort === "audio") return frame(h("audio", { src: one.url, controls: true, preload: "metadata", "aria-label": name }));
+  if (TEXT.includes(one.type)) return frame(words(one, name));
+  return frame(h("span", { class: "muted kind" }, name.includes(".") ? name.split(".").at(-1).slice(0, 8) : "file"));
+}
+
+/** The beginning of a text, as text. */
+function words(one, name) {
+  const el = h("pre", { class: "start", tabindex: 0, "aria-label": `Beginning of ${name}` }, "…");
+  fetch(one.url, one.size ? { headers: { Range: `bytes=0-${Math.min(one.size, SHOWN) - 1}` } } : {}).then(async (answer) => {
+    text(el, answer.ok ? `${(await answer.text()).slice(0, SHOWN)}${one.size > SHOWN ? "\n…" : ""}` : `It cannot be read: ${answer.status}`);
+  }, () => text(el, "It cannot be read."));
+  return el;
+}
