@@ -21,7 +21,7 @@ from tests.harness import Node
 from tests.stores import new_database
 
 ROOT = docs.ROOT
-NOT_RUN = 34  # more would be noticed here; fewer are welcome: lower it then
+NOT_RUN = 36  # more would be noticed here; fewer are welcome: lower it then
 
 
 def python(what: str, plan: list[dict], folder: Path, **environ: str) -> None:
@@ -65,13 +65,13 @@ def test_every_block_is_run_or_parsed_or_says_why_it_is_not(capsys: pytest.Captu
     kinds = Counter(block.kind for block in found)
     reasons = Counter(block.reason for block in docs.not_run())
     with capsys.disabled():
-        print(f"\nblocks of the docs: {dict(kinds)}; not run:")
+        print(f"\nblocks of the docs: {dict(kinds)}; not run: {reasons.total()}")
         print(*(f"{count:4} {reason}" for reason, count in reasons.most_common()), sep="\n")
     unknown = [
         block.where for block in found if block.kind not in ("python", "shell", "sql", "data", "shown", "not run")
     ]
     assert not unknown, "these need a reason: <!-- not run: … --> on the line before the block"
-    assert kinds["not run"] <= NOT_RUN
+    assert reasons.total() <= NOT_RUN
 
 
 def test_every_program_of_the_docs_can_be_loaded_by_a_node(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def prose(path: Path) -> str:
 
 def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
     sources = [ROOT / page for page in docs.pages()] + [
-        docs.APART,
+        ROOT / docs.TUTORIAL,
         *(ROOT / "docs" / "decisions").glob("*.md"),
         ROOT / "CHANGELOG.md",
     ]
