@@ -250,7 +250,7 @@ def shell(block: Block, address: str, environ: dict[str, str], folder: Path) -> 
     for command, expected in commands:
         done = subprocess.run(
             ["bash", "-e", "-o", "pipefail", "-c", command.replace(ADDRESS, address)],
-            capture_output=True, text=True, env=environ, cwd=folder, stdin=subprocess.DEVNULL, timeout=100,
+            capture_output=True, text=True, env=environ, cwd=folder, stdin=subprocess.DEVNULL, timeout=300,
         )  # fmt: skip
         said = done.stdout + done.stderr
         if done.returncode:

@@ -29,7 +29,7 @@ def python(what: str, plan: list[dict], folder: Path, **environ: str) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.docs", what, json.dumps(plan)],
-        capture_output=True, text=True, timeout=100, cwd=folder, env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, "PYTHONPATH": path, **environ},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -92,6 +92,7 @@ def test_blocks_of_data_can_be_parsed(block: docs.Block, tmp_path: Path) -> None
         assert config.load(file=tmp_path / "ostler.toml", environ={})
 
 
+@pytest.mark.timeout(600)  # up to a dozen processes start, one command after another
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_as_printed(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = [block for block in docs.blocks(page) if block.kind in ("python", "shell", "sql")]
