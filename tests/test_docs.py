@@ -14,6 +14,8 @@ import pytest
 
 import ostler
 from ostler import config, testing
+from ostler.testing import Bench
+from ostler.web.extend import NodeApi
 from ostler.apps.browsers import installed
 from ostler.calls.calling import Calling
 from tests import docs
@@ -21,6 +23,7 @@ from tests.harness import Node
 from tests.stores import new_database
 
 ROOT = docs.ROOT
+INNER = {ostler.JobId: ("of",), ostler.BatchId: ("of",), NodeApi: ("gpu_lock_held",)}  # public for Ostler itself
 NOT_RUN = 36  # more would be noticed here; fewer are welcome: lower it then
 
 
@@ -182,3 +185,12 @@ def test_every_public_name_is_explained() -> None:
     methods = {name for name in vars(ostler.Ostler) | vars(Calling) if not name.startswith("_")}
     used = {name for name in methods if callable(getattr(ostler.Ostler, name, None))} - {"env_of", "serve", "settings"}
     assert [name for name in sorted(used) if not re.search(rf"`@?(await )?app\.{name}[(`]|`{name}`", page)] == []
+
+
+@pytest.mark.parametrize(
+    "kind", [Bench, NodeApi, ostler.Artifact, ostler.BatchId, ostler.Job, ostler.JobId, ostler.Task]
+)
+def test_every_method_is_explained(kind: type) -> None:
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("artifacts", "jobs", "python"))
+    names = [name for name in vars(kind) if not name.startswith("_") and name not in INNER.get(kind, ())]
+    assert [name for name in names if not re.search(rf"[.`]{name}\b", text)] == []

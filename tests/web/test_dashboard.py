@@ -442,11 +442,11 @@ def test_a_node_that_hangs_is_not_shown_as_live(make_node, page: Page) -> None:
 def test_a_node_with_a_token_asks_for_it(make_node, page: Page) -> None:
     node = make_node("--pool", "work=1", ready=False, OSTLER_TOKEN='open; sesame,"é')
     page.goto(node.url)
-    page.get_by_label("This node asks for its token").fill("guess")
-    page.get_by_role("button", name="Enter").click()
+    page.get_by_label("This node's token").fill("guess")
+    page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not this node's token")
-    page.get_by_label("This node asks for its token").fill('open; sesame,"é')
-    page.get_by_role("button", name="Enter").click()
+    page.get_by_label("This node's token").fill('open; sesame,"é')
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is running normally")
 
@@ -459,4 +459,4 @@ def test_a_token_that_is_no_longer_the_nodes_is_asked_for_again(make_node, page:
     node.kill()
     node.env["OSTLER_TOKEN"] = "new"
     node.start(ready=False)
-    expect(page.get_by_label("This node asks for its token")).to_be_visible()
+    expect(page.get_by_label("This node's token")).to_be_visible()

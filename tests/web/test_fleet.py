@@ -349,7 +349,7 @@ def test_the_dashboard_of_one_node_shows_both_and_commands_the_other(pair: Pair)
         page.goto(f"{pair.n1.url}/#/nodes")
         page.locator("tbody tr").nth(1).wait_for()
         shown = page.locator("tbody").inner_text()
-        assert "n1 this one" in " ".join(shown.split()) and "loopback only" in shown and "n2" in shown
+        assert "n1 this node" in " ".join(shown.split()) and "loopback only" in shown and "n2" in shown
         page.locator('nav a[data-page="workers"]').click()
         rows = page.locator('tbody[aria-label="Pool work"] tr:not(.group)')
         rows.nth(1).wait_for()

@@ -17,7 +17,7 @@ export function runningCalls(of, errors) {
   const note = h("p", { class: "muted" });
   const table = h("div", { class: "scroll" }, h("table", { class: "cards" },
     h("thead", {}, h("tr", {}, ["Call", "Model", "State", "Queued", "Running", "In", "Out", ""].map((t, i) => h("th", { scope: "col", class: i > 2 && i < 7 ? "number" : null }, t)))), body));
-  const el = h("section", { class: "panel", "aria-label": "Under way" }, h("h2", {}, "Under way"), table, note);
+  const el = h("section", { class: "panel", "aria-label": "Running calls" }, h("h2", {}, "Running calls"), table, note);
   let loading = false;
 
   function row(first) {
@@ -50,12 +50,12 @@ export function runningCalls(of, errors) {
       keyed(body, calls.slice(0, 50), (call) => `${call.request} ${call.asked_at}`, row);
       table.hidden = !calls.length;
       const hidden = calls.length - 50 + (found.total - found.calls.length);
-      text(note, !calls.length ? "No call is under way." : hidden > 0 ? `and ${count(hidden)} more` : "");
+      text(note, !calls.length ? "No call is running." : hidden > 0 ? `and ${count(hidden)} more` : "");
     } finally {
       loading = false;
     }
   }
-  return { el, load: () => load().catch((error) => errors.say(`Calls under way could not be read: ${error.message}`)) };
+  return { el, load: () => load().catch((error) => errors.say(`Running calls could not be read: ${error.message}`)) };
 }
 
 export function callLog(of, query) {
@@ -121,7 +121,7 @@ export function callLog(of, query) {
     older.hidden = !next || rows.length >= MOST;
     const omitted = Object.values(left).reduce((sum, n) => sum + n, 0);
     const words = omitted ? `${count(omitted)} calls since the node started are counted and not listed: under a flood, a sample is.` : "";
-    text(note, !rows.length ? `No call fits. ${words}` : words);
+    text(note, !rows.length ? `No calls match. ${words}` : words);
     for (const m of state.calls.values()) {
       const value = JSON.stringify([m.task, m.model]);
       if (![...which.options].some((o) => o.value === value)) which.append(h("option", { value }, named(m)));

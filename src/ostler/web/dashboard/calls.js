@@ -1,4 +1,4 @@
-// Models and calls: how each model is, what memory there is, what is under way, how it has been, what ended how, and a form to try one.
+// Models and calls: the state of each model, memory, calls under way, plots, the log of calls, and a form to try one.
 import { get } from "./api.js";
 import { complaints } from "./actions.js";
 import { attr, facts, fill, h, keyed, setPill, text } from "./dom.js";
@@ -128,7 +128,7 @@ function oneModel(of) {
   const status = h("span", { class: "pill" });
   const known = facts();
   const reason = h("p", { class: "error soft", hidden: true });
-  const none = h("p", { class: "muted" }, "It has not been loaded yet, so it has printed nothing.");
+  const none = h("p", { class: "muted" }, "Not loaded yet: there is no output.");
   const output = h("div", {}, none);
   const log = h("section", { class: "panel", "aria-label": "Output" }, h("h2", {}, "Output of its worker"), output);
   let following = null;
@@ -177,12 +177,12 @@ function plots(of) {
   const latency = plot("Latency", [
     { name: "median", key: "took_p50", kind: "line", class: "c-run" },
     { name: "95 %", key: "took_p95", kind: "line", class: "c-run95" },
-    { name: "in line, 95 %", key: "waited_p95", kind: "line", class: "c-wait" },
+    { name: "queued, 95 %", key: "waited_p95", kind: "line", class: "c-wait" },
   ], (value) => span(value), "no call has run in this time");
   const queue = plot("Queue", [
     { name: "in flight", key: "in_flight", kind: "bar", class: "c-flight" },
     { name: "waiting", key: "waiting", kind: "bar", class: "c-waiting" },
-  ], (value) => whole(value), "nothing was under way in this time", "most at once");
+  ], (value) => whole(value), "no call was running in this time", "most at once");
   const query = of ? `?${new URLSearchParams(of)}` : "";
   return {
     el: h("section", { class: "three", "aria-label": "The last ten minutes" }, ended.el, latency.el, queue.el),

@@ -43,7 +43,7 @@ function operation(spec, path, method, op) {
   const good = Object.entries(op.responses ?? {}).findLast(([status]) => status.startsWith("2"));
   const given = good?.[1].content?.["application/json"]?.schema;
   const el = h("details", { class: "panel op" },
-    h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path), " ", h("span", { class: "muted" }, op.summary ?? "")));
+    h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, op.summary ?? "")));
   // Made when it is looked at: there are many.
   el.addEventListener("toggle", () => {
     if (!el.open || el.children.length > 1) return;
@@ -61,14 +61,16 @@ try {
   const [spec, info] = await Promise.all(["/openapi.json", "/api/v1/info"].map(async (path) => (await fetch(path)).json()));
   prefer(info);
   const groups = new Map();
-  for (const [path, methods] of Object.entries(spec.paths)) {
+  for (const [path, methods] of Object.entries(spec.paths).sort(([a], [b]) => (a < b ? -1 : 1))) {
     for (const method of METHODS) if (methods[method]) {
       const tag = methods[method].tags?.[0] ?? "app";
       groups.set(tag, [...(groups.get(tag) ?? []), operation(spec, path, method, methods[method])]);
     }
   }
-  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, prose(spec.info.description)));
-  for (const [tag, list] of groups) append(main, [h("h2", {}, tag), list]);
+  const ordered = [...groups].sort(([a], [b]) => (b === "jobs") - (a === "jobs"));
+  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, prose(spec.info.description)),
+    h("p", { class: "row chips" }, ordered.map(([tag]) => h("a", { class: "button chip", href: `#tag-${tag}` }, tag))));
+  for (const [tag, list] of ordered) append(main, [h("h2", { id: `tag-${tag}`, class: "tag" }, tag), list]);
 } catch (error) {
   fill(main, h("p", { class: "error", role: "alert" }, `The description could not be read: ${error.message}`));
 }

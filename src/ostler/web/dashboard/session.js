@@ -58,7 +58,7 @@ function liveView(id) {
   const errors = complaints();
   const picture = h("img", { alt: `What session ${id} shows`, hidden: true });
   const words = h("p", { class: "muted stage-words" }, "Waiting for the first picture…");
-  const again = h("button", { type: "button", class: "small", hidden: true }, "Look again");
+  const again = h("button", { type: "button", class: "small", hidden: true }, "Try again");
   const large = h("button", { type: "button", class: "small", "aria-pressed": "false" }, "Full width");
   const el = h("section", { class: "panel", "aria-label": "Live view", hidden: true }, h("div", { class: "row between" }, h("h2", {}, "Live view"), h("div", { class: "row" }, again, large)), errors.el, h("div", { class: "screen" }, words, picture));
   let looking = false;
@@ -86,7 +86,7 @@ function liveView(id) {
     again.hidden = false;
     // An image does not say why there is none.
     const answer = await fetch(`/api/v1/sessions/${encodeURIComponent(id)}`).then((a) => a.json(), () => null);
-    if (answer?.state !== "ended") errors.say("There are no pictures: its worker shows none now, or too many watch sessions of this node.");
+    if (answer?.state !== "ended") errors.say("No pictures: the worker sends none now, or too many people are watching sessions of this node.");
   };
   again.onclick = look;
   large.onclick = () => attr(large, "aria-pressed", String(el.classList.toggle("large")));

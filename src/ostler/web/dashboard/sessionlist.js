@@ -108,7 +108,7 @@ export function liveSessions(query) {
     text(total, fitting.length ? `${count(fitting.length)}${beyond ? " of more" : ""}` : "");
     const hidden = fitting.length - shown;
     all.hidden = hidden <= 0;
-    text(note, !fitting.length ? (sessions.length ? "No live session fits." : "Nobody is connected.") : hidden > 0 ? `and ${count(hidden)} more` : "");
+    text(note, !fitting.length ? (sessions.length ? "No live sessions match." : "Nobody is connected.") : hidden > 0 ? `and ${count(hidden)} more` : "");
     note.hidden = !note.textContent;
   }
   return {
@@ -137,7 +137,7 @@ function liveRow(first, errors, by) {
     update(s) {
       setPill(status, s.state);
       text(cell.age, since(s.started_at));
-      attr(cell.age, "title", `since ${moment(s.started_at)}, ${span(s.waited_ms / 1000)} in line`);
+      attr(cell.age, "title", `since ${moment(s.started_at)}, ${span(s.waited_ms / 1000)} waiting`);
       text(cell.idle, s.idle === null ? "" : s.idle < 1 ? "" : span(s.idle));
       text(cell.in, bytes(s.bytes_in));
       text(cell.out, bytes(s.bytes_out));
@@ -181,7 +181,7 @@ export function endedSessions(query) {
   function draw() {
     keyed(body, rows.slice(0, MOST), (s) => s.id, endedRow);
     table.hidden = !rows.length;
-    text(note, by.filters.pool || by.filters.owner ? "None fits." : "None yet.");
+    text(note, by.filters.pool || by.filters.owner ? "None match." : "None yet.");
     note.hidden = rows.length > 0;
     older.hidden = !next || rows.length >= MOST;
   }

@@ -111,7 +111,7 @@ function pool(first) {
     attr(el, "aria-label", `${label} ${name}`);
     return el;
   };
-  const pause = verb("pause", "Pause", "Sessions under way go on. New clients wait in line until it is resumed, or for as long as they may.");
+  const pause = verb("pause", "Pause", "Running sessions continue. New clients wait until it is resumed, or until they time out.");
   const resume = verb("resume", "Resume");
   const figure = Object.fromEntries([["used", "in use"], ["free", "free"], ["leaving", "leaving"], ["waiting", "waiting"]].map(([key, words]) => {
     const value = h("strong");

@@ -1,6 +1,6 @@
 // What happened to a job: a bar of its waits and runs, and its events in words.
 import { attr, fill, h, keyed, s, text } from "./dom.js";
-import { count, fine, moment, now, span } from "./format.js";
+import { bytes, count, fine, moment, now, span } from "./format.js";
 import { nodeLabel, several } from "./state.js";
 
 const HEIGHT = 34;
@@ -102,6 +102,7 @@ const began = (data) => `${data?.attempt ? `attempt ${data.attempt}` : "run"} on
 function said({ data, name }) {
   if (data === null || data === undefined) return "";
   if (name === "processing") return began(data);
+  if (name === "uploaded" && data.key) return `${data.key}, ${bytes(data.size)}`;
   if (typeof data.message === "string") return `${data.code ? `${data.code}: ` : ""}${shortened(data.message.split("\n")[0], 160)}`;
   return pairs(data);
 }
