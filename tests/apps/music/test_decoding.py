@@ -60,6 +60,25 @@ def test_decoding_ends_when_its_time_is_over(tmp_path: Path) -> None:
         decoded(path, time=-1)
 
 
+def test_memory_is_limited_while_a_file_is_decoded_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(sounds.save(tmp_path / "a.flac"), Limits(memory=100))
+    pieces = source.pieces()
+    next(pieces)
+    with pytest.raises(MemoryError):
+        bytearray(300 << 20)
+    pieces.close()
+    bytearray(300 << 20)
+
+    def greedy(*_: object, **__: object) -> None:
+        bytearray(300 << 20)
+
+    monkeypatch.setattr("ostler.apps.music.decode.av.open", greedy)
+    with pytest.raises(Undecodable, match="more than 100 MB of memory"):
+        next(source.pieces())
+
+
 def test_a_file_that_is_not_there_and_a_directory_are_no_bad_audio(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         decoded(tmp_path / "none.mp3")
