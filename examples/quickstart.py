@@ -1,4 +1,4 @@
-"""Two jobs and a node: ostler up examples/quickstart.py"""
+"""Two jobs: ostler up examples/quickstart.py"""
 
 import time
 
@@ -21,5 +21,5 @@ def count(job: Job, to: int = 10, pause: float = 0.2) -> dict[str, int]:
 
 
 if __name__ == "__main__":
-    print("1 + 2 =", add.enqueue(a=1, b=2).result(timeout=30))  # stored, run by a worker, and its result
-    print("stored job", count.enqueue(to=20))
+    print("1 + 2 =", add.enqueue(a=1, b=2).result(timeout=30))
+    print("enqueued job", count.enqueue(to=20))

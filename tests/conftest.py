@@ -12,6 +12,31 @@ from tests.servers import Server, open_server
 from tests.stores import new_database, store_of
 
 
+# Files that take long come first, so that the last minutes of a run are not those of one file alone.
+LONG = (
+    "nodes/",
+    "faults/",
+    "test_deploy",
+    "powercut/",
+    "live/test_load",
+    "test_types",
+    "test_envs",
+    "calls/test_calls",
+    "apps/",
+    "cli/",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+
+    def rank(item: pytest.Item) -> int:
+        name = item.path.relative_to(here).as_posix() if item.path.is_relative_to(here) else ""
+        return next((at for at, start in enumerate(LONG) if name.startswith(start)), len(LONG))
+
+    items.sort(key=rank)  # stable: within a file nothing moves
+
+
 @pytest.fixture(params=["sqlite", "postgres"])
 def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
     """Where a store is, once on each database: what a test says of it holds for both. Nodes and programs that the test starts

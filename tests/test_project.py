@@ -10,8 +10,11 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import click
+
 import ostler
 from ostler import config
+from ostler.cli import cli
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "ostler"
@@ -76,8 +79,8 @@ def test_imports_go_down_only() -> None:
 def test_the_public_names_are_these() -> None:
     assert ostler.__all__ == sorted(ostler.__all__)
     assert set(ostler.__all__) == {
-        "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
-        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobCancelled", "JobFailed", "JobId", "JobTimeout", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
+        "Artifact", "BadArguments", "BatchId", "Body", "CallBusy", "CallError", "CallRefused", "CallTimeout", "Cancel", "Cancelled", "Chain",
+        "ConfigError", "Conflict", "Endpoint", "Fail", "InputError", "Job", "JobArtifact", "JobCancelled", "JobFailed", "JobId", "JobTimeout", "LostClaim", "ModelFailed", "NotFound", "Ostler", "OstlerError", "PayloadTooLarge", "Published", "Retry", "Snooze", "Step", "StoreBusy", "Task",
         "UnknownTask", "cancelled", "deadline", "load", "loading_progress",
     }  # fmt: skip
     assert all(hasattr(ostler, name) for name in ostler.__all__)
@@ -99,6 +102,12 @@ def test_importing_ostler_and_the_runner_loads_no_third_party_module() -> None:
         env={"PYTHONPATH": str(SOURCE.parent)},
     )
     assert done.stdout.strip() == "[] []"
+
+
+def test_every_command_is_documented() -> None:
+    page = (ROOT / "docs" / "cli.md").read_text()
+    missing = [name for name in cli.list_commands(click.Context(cli)) if f"ostler {name}" not in page]
+    assert missing == [], f"docs/cli.md does not name {missing}"
 
 
 def test_every_setting_is_documented_with_its_variable_and_default() -> None:

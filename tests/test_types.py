@@ -48,9 +48,10 @@ def blocks(page: str) -> list[str]:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("checker", [mypy, pyright], ids=["mypy", "pyright"])
 def test_checkers_accept_what_is_right_and_refuse_each_line_that_is_wrong(checker, tmp_path: Path) -> None:
-    printed = {"quickstart.py": blocks("README.md")[0], "jobs.py": "\n\n".join(blocks("README.md")[1:3])}
+    quickstart, clips, producer, *_ = blocks("README.md")
+    printed = {"quickstart.py": quickstart, "clips.py": clips, "producer.py": producer}
     bench = next(block for block in blocks("docs/python.md") if "Bench(" in block)
-    printed["bench.py"] = bench.replace("from ostler", "from jobs import app, cut\nfrom ostler", 1)
+    printed["bench.py"] = bench.replace("from ostler", "from clips import app, cut\nfrom ostler", 1)
     printed |= {name: (SAMPLES / name).read_text() for name in ("right.py", "wrong.py")}
     for name, text in printed.items():
         (tmp_path / name).write_text(text)

@@ -37,6 +37,19 @@ async def add_async(job: Job, a: int, b: int) -> int:
     return a + b
 
 
+_beside: set[int] = set()
+
+
+@app.job(queue="work")
+async def company(job: Job) -> int:
+    """How many jobs this worker runs at once."""
+    _beside.add(job.id)
+    await asyncio.sleep(0.01)
+    found = len(_beside)
+    _beside.remove(job.id)
+    return found
+
+
 @app.job(queue="work")
 def mark(job: Job, path: str) -> int:
     """Leave a line for each run."""

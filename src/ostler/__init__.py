@@ -1,4 +1,4 @@
-"""Ostler: a worker runtime for heavy Python work. One lifecycle, three ways to serve, one store.
+"""Ostler: background jobs, ML models and live sessions in supervised worker processes.
 
 These are the public names. Importing them loads no third-party module.
 """
@@ -34,12 +34,14 @@ from ostler.task import Task
 if TYPE_CHECKING:
     from ostler.calls.body import Body
     from ostler.calls.current import cancelled, deadline, loading_progress
+    from ostler.jobs.artifacts import Artifact, JobArtifact
     from ostler.jobs.results import LostClaim, Published
     from ostler.sessions.spec import Endpoint
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Artifact",
     "BadArguments",
     "BatchId",
     "Body",
@@ -56,6 +58,7 @@ __all__ = [
     "Fail",
     "InputError",
     "Job",
+    "JobArtifact",
     "JobCancelled",
     "JobFailed",
     "JobId",
@@ -81,8 +84,10 @@ __all__ = [
 
 
 _LATER = {
+    "Artifact": "ostler.jobs.artifacts",
     "Body": "ostler.calls.body",
     "Endpoint": "ostler.sessions.spec",
+    "JobArtifact": "ostler.jobs.artifacts",
     "LostClaim": "ostler.jobs.results",
     "Published": "ostler.jobs.results",
     "cancelled": "ostler.calls.current",
@@ -92,7 +97,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What few need is loaded when it is first asked for: a worker starts faster."""
+    """Names that few programs need are loaded on first use, so that workers start faster."""
     if name not in _LATER:
         raise AttributeError(f"module 'ostler' has no attribute {name!r}")
     import importlib  # noqa: PLC0415

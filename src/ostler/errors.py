@@ -30,6 +30,8 @@ OstlerError
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class OstlerError(Exception):
     """The root of all errors that Ostler raises on purpose."""
@@ -174,13 +176,25 @@ class ModelFailed(CallError):
 
 
 class JobFailed(OstlerError):
-    """The job that somebody waited for failed for good. `code`, `message` and `traceback` are those of its last run; `job` is its id."""
+    """The job that somebody waited for failed for good. `code`, `message` and `traceback` are those of its last run; `job` is its id.
+
+    `errors` has all of its runs that failed, oldest first, as `JobId.errors()` gives them.
+    """
 
     status = 500
 
-    def __init__(self, job: int, task: str, code: str, message: str, traceback: str | None = None) -> None:
-        super().__init__(job, task, code, message, traceback)  # all of them: an exception is pickled with these
+    def __init__(
+        self,
+        job: int,
+        task: str,
+        code: str,
+        message: str,
+        traceback: str | None = None,
+        errors: list[dict[str, Any]] | None = None,
+    ) -> None:
+        super().__init__(job, task, code, message, traceback, errors)  # all of them: an exception is pickled with these
         self.job, self.task, self.code, self.message, self.traceback = job, task, code, message, traceback
+        self.errors = errors or []
         if traceback:  # printed behind the message; a note, as Python 3.11 has them
             self.__notes__ = [f"\nIn the worker:\n{traceback.rstrip()}"]
 

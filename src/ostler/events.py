@@ -47,6 +47,8 @@ class JobEnded(NamedTuple):
     seconds: float
     code: str | None = None
     message: str | None = None  # of the error
+    attempt: int = 1
+    attempts: int = 1
 
 
 class JobTook(NamedTuple):

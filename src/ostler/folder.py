@@ -39,7 +39,7 @@ def lock(folder: Path, group: str) -> Iterator[IO[str]]:
         except OSError:
             file.seek(0)
             raise ConfigError(
-                f"another node (pid {file.read().strip() or 'unknown'}) already runs on {folder}; stop it, or name another with --data"
+                f"another node (pid {file.read().strip() or 'unknown'}) is already running in {folder}; stop it, or name another directory with --data"
             ) from None
         file.truncate(0)
         file.write(f"{os.getpid()}\n")

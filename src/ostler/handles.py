@@ -13,6 +13,7 @@ from ostler.errors import ConfigError, JobFailed, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
+    from ostler.jobs.artifacts import Artifact
     from ostler.store.store import Store
 
 R_co = TypeVar("R_co", covariant=True)
@@ -85,7 +86,7 @@ class JobId(int, Generic[R_co]):
     def info(self) -> dict[str, Any]:
         """The job as it is now: all fields of `GET /api/v1/jobs/{id}`, without its timeline. Raises NotFound."""
         with self._in_words():
-            return self._known.awaiting.look(self._newest())
+            return self._known.awaiting.look(self._newest(), errors=True)
 
     def status(self) -> Status:
         """queued, processing, done, failed or cancelled."""
@@ -95,6 +96,12 @@ class JobId(int, Generic[R_co]):
         """The percentage that the job reported last; None when it reported none."""
         return cast("float | None", self.info()["progress"])
 
+    def errors(self) -> list[dict[str, Any]]:
+        """How its runs failed, oldest first, also those before a retry: `attempt`, `at`, `worker`, `node`, `kind`, `code`, `message`,
+        `traceback`, `duration_ms`. The newest 20 are kept.
+        """
+        return cast("list[dict[str, Any]]", self.info()["errors"])
+
     def events(self) -> Iterator[dict[str, Any]]:
         """The timeline so far, oldest first; read page by page."""
         producer, job = self._known.producer, int(self.info()["id"])
@@ -102,6 +109,14 @@ class JobId(int, Generic[R_co]):
         while after is not None:
             page, after = producer.read(partial(_events, job=job, after=after))
             yield from page
+
+    def artifacts(self) -> list[Artifact]:
+        """The files that the job has published, in the order of their keys; also those of runs that failed. Raises NotFound."""
+        from ostler.jobs.artifacts import Reader  # noqa: PLC0415
+
+        with self._in_words():
+            producer = self._known.producer
+            return Reader(producer.settings, producer.read).of(self._newest())
 
     def cancel(self) -> None:
         """Cancel it: while it is queued it ends at once, while it runs it is asked to stop, then killed. Raises Conflict when it has ended."""

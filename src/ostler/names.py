@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from functools import cache
+from typing import Any
 
 from ostler.errors import ConfigError
 
@@ -21,3 +23,43 @@ def pool_name(name: str) -> str:
             f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please"
         )
     return name
+
+
+# What browsers show and Python's own table lacks, or has differently on some systems.
+_KINDS = {
+    ".aac": "audio/aac",
+    ".avif": "image/avif",
+    ".flac": "audio/flac",
+    ".jsonl": "text/plain",
+    ".log": "text/plain",
+    ".m4a": "audio/mp4",
+    ".m4v": "video/mp4",
+    ".md": "text/markdown",
+    ".mkv": "video/x-matroska",
+    ".oga": "audio/ogg",
+    ".ogg": "audio/ogg",
+    ".opus": "audio/ogg",
+    ".srt": "text/plain",
+    ".toml": "text/plain",
+    ".wav": "audio/wav",
+    ".weba": "audio/webm",
+    ".webp": "image/webp",
+    ".yaml": "text/plain",
+    ".yml": "text/plain",
+}
+
+
+@cache
+def _known() -> Any:
+    import mimetypes  # noqa: PLC0415  who publishes nothing does not load it
+
+    return mimetypes.MimeTypes()  # Python's own table; that of the system may say anything
+
+
+def media_type(name: str) -> str:
+    """The media type that a file's name tells: the same on every machine. Without a known ending, application/octet-stream."""
+    ending = name[name.rfind(".") :].lower() if "." in name else ""
+    if ending in _KINDS:
+        return _KINDS[ending]
+    kind, encoding = _known().guess_type(f"x{ending}")
+    return "application/octet-stream" if encoding or not kind else str(kind)

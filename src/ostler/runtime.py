@@ -113,6 +113,7 @@ class Node:
 
     def __init__(self, settings: Settings, app: Ostler, target: str) -> None:
         self.settings, self.app, self.target = settings, app, target
+        app.serve(settings)
         self.url = ""
         self.ready = asyncio.Event()
         self._stop = asyncio.Event()
@@ -285,7 +286,9 @@ class Node:
         control = Control(supervisor)
         poll = Poll(settings, lanes.glance, lanes.records, supervisor, dispatcher, control)
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
-        upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
+        upkeep = Upkeep(
+            settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin, member.home
+        )
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
         models = States(self._gateway, self.app.models) if self._gateway else dict
         watch = Watch(

@@ -1,4 +1,4 @@
-"""What can be set, as plain data with a sentence for each: docs/settings.md is made from it. config.py reads and checks it.
+"""All settings as plain data, each with a description; docs/settings.md is generated from it. config.py reads and checks them.
 
 Standard library alone.
 """
@@ -18,47 +18,51 @@ def _setting(default: Any, doc: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class PoolSettings:
-    """What may differ from pool to pool; None takes the node's setting. TOML: a table `[pools.<name>]`."""
+    """Settings of one pool; None: the node's setting applies. TOML: a table `[pools.<name>]`."""
 
-    workers: int | None = _setting(None, "how many workers the pool has")
+    workers: int | None = _setting(None, "number of workers")
     startup_deadline: float | None = _setting(None, "seconds from spawn to ready")
-    stale_after: float | None = _setting(None, "seconds without a heartbeat until a worker counts as hung")
-    stop_grace: float | None = _setting(None, "seconds that running work gets when the worker is stopped")
-    recycle_count: int | None = _setting(None, "recycle a worker after so many served items")
-    recycle_age: float | None = _setting(None, "recycle a worker after so many seconds")
-    recycle_rss_mb: float | None = _setting(None, "recycle a worker above so many MB of memory")
+    stale_after: float | None = _setting(None, "seconds without a heartbeat after which a worker counts as hung")
+    stop_grace: float | None = _setting(None, "seconds that running work gets to finish when the worker is stopped")
+    recycle_count: int | None = _setting(None, "replace a worker after this many jobs or calls")
+    recycle_age: float | None = _setting(None, "replace a worker after this many seconds")
+    recycle_rss_mb: float | None = _setting(None, "replace a worker that uses more than this many MB of memory")
     recycle_warm: bool | None = _setting(None, "start the replacement before the old worker leaves")
-    high_watermark: int | None = _setting(None, "backpressure: hold the queue above so many ready jobs; 0: off")
+    high_watermark: int | None = _setting(
+        None, "backpressure: hold the queue while more than this many jobs are ready; 0: off"
+    )
     env: str | None = _setting(None, "the environment that the queue's workers run in; default: the node's own")
-    slots: int | None = _setting(None, "sessions: how many one worker holds at once")
-    lifetime: int | None = _setting(None, "sessions: a worker is replaced after so many; 0: never")
+    slots: int | None = _setting(None, "sessions: how many one worker serves at once")
+    lifetime: int | None = _setting(None, "sessions: replace a worker after this many sessions; 0: never")
     line: int | None = _setting(None, "sessions: how many clients may wait for a slot; more are refused")
-    line_wait: float | None = _setting(None, "sessions: the longest wait for a slot, in seconds")
-    idle: float | None = _setting(None, "sessions: one without a byte either way ends after so many seconds; 0: never")
-    longest: float | None = _setting(None, "sessions: one ends after so many seconds in all; 0: never")
-    drain: float | None = _setting(None, "sessions: seconds that they get to end when their worker leaves")
-    redirect: bool | None = _setting(None, "sessions: send clients to the worker itself instead of relaying them")
+    line_wait: float | None = _setting(None, "sessions: how long a client may wait for a slot, in seconds")
+    idle: float | None = _setting(None, "sessions: end a session after this many seconds without traffic; 0: never")
+    longest: float | None = _setting(None, "sessions: end a session after this many seconds; 0: never")
+    drain: float | None = _setting(None, "sessions: seconds that sessions get to end when their worker leaves")
+    redirect: bool | None = _setting(
+        None, "sessions: send clients directly to the worker instead of relaying their traffic"
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class EnvSettings:
-    """A virtual environment as it is described; None: not given. TOML: a table `[env.<name>]`. Paths in it are absolute."""
+    """The description of a virtual environment; None: not given. TOML: a table `[env.<name>]`. Paths are absolute."""
 
     python: str | None = _setting(
         None, "a version such as 3.12, or the path of an interpreter; default: the node's own Python"
     )
     requirements: str | tuple[str, ...] | None = _setting(
-        None, "a requirements file (a lock file is one too), or a list of lines as in such a file"
+        None, "a requirements or lock file, or a list of requirement lines"
     )
-    constraints: str | None = _setting(None, "a constraints file: versions of whatever is installed come from there")
-    no_deps: tuple[str, ...] | None = _setting(
-        None, "packages that are installed after the others, without what they say that they need"
+    constraints: str | None = _setting(
+        None, "a constraints file that pins the versions of everything that is installed"
     )
+    no_deps: tuple[str, ...] | None = _setting(None, "packages to install last, without their declared dependencies")
     index: str | None = _setting(None, "the package index to use instead of PyPI")
-    extra_index: tuple[str, ...] | None = _setting(None, "further package indexes: one, or a list")
-    installer: str | None = _setting(None, "uv or pip; default: uv where it is found, else pip")
+    extra_index: tuple[str, ...] | None = _setting(None, "one or more additional package indexes")
+    installer: str | None = _setting(None, "uv or pip; default: uv if it is found, else pip")
     path: str | None = _setting(
-        None, "an environment of your own, which Ostler uses but neither builds nor removes; excludes all other keys"
+        None, "an existing environment, which Ostler uses but neither builds nor removes; excludes all other keys"
     )
     folder: str = ""  # where relative paths in requirement lines begin
 
@@ -69,11 +73,13 @@ class EnvSettings:
 
 @dataclass(frozen=True, slots=True)
 class TokenSettings:
-    """A token that may open sessions of some pools and do nothing else. TOML: a table `[tokens.<name>]`."""
+    """A token that can open sessions of some pools, and nothing else. TOML: a table `[tokens.<name>]`."""
 
-    secret: str = _setting("", "what its holder sends as a bearer token or as `?token=`; at least 16 characters")
-    pools: tuple[str, ...] = _setting((), "the names of pools whose sessions it may open; none: all")
-    sessions: int = _setting(0, "so many sessions at once through one node, those that wait included; 0: no limit")
+    secret: str = _setting("", "what clients send as a bearer token or as `?token=`; at least 16 characters")
+    pools: tuple[str, ...] = _setting((), "the pools whose sessions it may open; empty: all")
+    sessions: int = _setting(
+        0, "how many sessions it may have at once on one node, including waiting ones; 0: no limit"
+    )
     priority: int = _setting(0, "the highest priority that its sessions may ask for, -100 to 100")
 
 
@@ -81,142 +87,157 @@ class TokenSettings:
 class Settings:
     """One node's settings. Durations are seconds."""
 
-    name: str = _setting("", "the node's name; empty: the host's name")
+    name: str = _setting("", "the node's name; empty: the host name")
     store: str = _setting(
         "",
-        "where the records are: empty for SQLite in the data directory, sqlite:///path, or postgresql://user@host/database",
+        "where jobs and records are stored: empty for SQLite in the data directory, sqlite:///path, or postgresql://user@host/database",
     )
-    data: str = _setting(".ostler", "the data directory: database, logs, lock, doorbell")
-    host: str = _setting("127.0.0.1", "the address to listen on; any but loopback needs a token")
-    port: int = _setting(8356, "the port to listen on; 0 takes any free one")
+    data: str = _setting(".ostler", "the data directory: database, logs, artifacts, sockets")
+    host: str = _setting("127.0.0.1", "the address to listen on; anything but loopback requires a token")
+    port: int = _setting(8356, "the port to listen on; 0: any free port")
     token: str = _setting(
         "",
-        "the bearer token that requests must carry; empty: the node makes one in the data directory (`ostler token`), "
-        "which its own user and root need not send on loopback",
+        "the bearer token that every request must send; empty: the node creates one (`ostler token` prints it), and its own user and root do not need it on loopback",
     )
     group: str = _setting(
         "",
-        "a group whose members may use the data directory too, for example to enqueue from a web app; empty: only the node's user",
+        "a group whose members may use the data directory, for example to enqueue from a web app; empty: only the node's user",
     )
     public: str = _setting(
         "",
-        "names under which a reverse proxy serves the node, comma-separated (jobs.example.org); then everybody sends the token",
+        "host names under which a reverse proxy serves the node, comma-separated (jobs.example.org); everybody then needs the token",
     )
     advertise: str = _setting(
         "",
-        "the URL by which other nodes reach this one (http://10.0.0.7:8356); empty: made of host and port, or nothing on loopback",
+        "the URL at which other nodes reach this one (http://10.0.0.7:8356); empty: from host and port, none on loopback",
     )
     url: str = _setting(
         "",
-        "the node that `app.call` and `ostler call` use, with `token`; empty: the one that runs on the data directory",
+        "the node that `app.call` and `ostler call` use, with `token`; empty: the node of the data directory",
     )
     log_level: str = _setting("info", "debug, info, warning or error")
-    log_format: str = _setting("text", "text, or json: one object per line, for programs that gather logs")
+    log_format: str = _setting("text", "text, or json for one JSON object per line")
 
-    workers: int = _setting(2, "workers of a pool that names no number of its own")
-    heartbeat_interval: float = _setting(
-        5.0, "seconds between heartbeats of a worker, and between writes of all heartbeats"
-    )
+    workers: int = _setting(2, "workers of each pool that does not set its own number")
+    heartbeat_interval: float = _setting(5.0, "seconds between a worker's heartbeats")
     stale_after: float = _setting(
         30.0, "seconds without a heartbeat after which a worker counts as hung and is killed; at least 3 heartbeats"
     )
     node_lease: float = _setting(
         30.0,
-        "a node whose heartbeat is older than this is declared dead by any other, and its jobs are requeued; at least 3 heartbeats",
+        "seconds without a heartbeat after which other nodes declare a node dead and requeue its jobs; at least 3 heartbeats",
     )
-    startup_deadline: float = _setting(60.0, "a worker that is not ready by then is killed; that counts as a crash")
-    stop_grace: float = _setting(10.0, "what running work gets when a worker or the node is stopped, before SIGTERM")
-    term_grace: float = _setting(2.0, "from SIGTERM to SIGKILL")
-    healthy_after: float = _setting(
-        300.0, "healthy seconds after which the crash streak resets: the next delay is 1 s again"
+    startup_deadline: float = _setting(
+        60.0, "seconds that a worker has to become ready; then it is killed, which counts as a crash"
     )
+    stop_grace: float = _setting(
+        10.0, "seconds that running work gets to finish when a worker or the node is stopped, before SIGTERM"
+    )
+    term_grace: float = _setting(2.0, "seconds from SIGTERM to SIGKILL")
+    healthy_after: float = _setting(300.0, "healthy seconds after which the crash streak resets")
     restart_limit: int = _setting(5, "crashes within restart_window that mark a worker failed")
-    restart_window: float = _setting(300.0, "the sliding window of restart_limit")
-    restart_lifetime: int = _setting(20, "crashes in all that mark a worker failed")
-    backoff_max: float = _setting(60.0, "the longest delay before a restart; it doubles from 1 s")
-    recycle_count: int = _setting(0, "recycle each worker after so many served items; 0: never")
-    recycle_age: float = _setting(0.0, "recycle each worker after so many seconds; 0: never")
-    recycle_rss_mb: float = _setting(0.0, "recycle each worker above so many MB of memory; 0: never")
-    recycle_warm: bool = _setting(False, "start the replacement before the recycled worker leaves")
+    restart_window: float = _setting(300.0, "the sliding window of restart_limit, in seconds")
+    restart_lifetime: int = _setting(20, "crashes in total that mark a worker failed")
+    backoff_max: float = _setting(60.0, "the longest delay before a restart, in seconds; delays double from 1 s")
+    recycle_count: int = _setting(0, "replace each worker after this many jobs or calls; 0: never")
+    recycle_age: float = _setting(0.0, "replace each worker after this many seconds; 0: never")
+    recycle_rss_mb: float = _setting(0.0, "replace each worker that uses more than this many MB of memory; 0: never")
+    recycle_warm: bool = _setting(False, "start the replacement before the old worker leaves")
 
     memory_headroom_mb: float = _setting(
-        512.0, "host memory that is never given to workers with a memory need; it stays for the node and others"
+        512.0, "host memory that is never reserved for workers, in MB; it is left to the node and other programs"
     )
-    gpu_headroom_mb: float = _setting(512.0, "memory of each GPU that is never given to workers")
+    gpu_headroom_mb: float = _setting(512.0, "memory of each GPU that is never reserved for workers, in MB")
     memory_patience: float = _setting(
-        30.0, "a worker that has waited for memory this long is no longer overtaken, and job workers yield to it"
+        30.0, "seconds after which a worker that waits for memory is no longer overtaken by others"
     )
     gpu_exclusive: bool = _setting(
-        False, "of all models that use a GPU, one loads or answers a call at a time, whatever fits"
+        False, "let only one model at a time load or answer on the GPUs, even if several would fit"
     )
 
     parked_for: float = _setting(
-        3600.0, "a model that is parked (its device memory on the host) and not called for this long is ended"
+        3600.0, "seconds after which a parked model (its GPU memory moved to the host) that is not called is stopped"
     )
 
-    poll_interval: float = _setting(1.0, "fallback look into the store, for a ring of the doorbell that was lost")
-    cancel_grace: float = _setting(10.0, "what a running job gets to react to a cancel, before SIGTERM")
-    retry_base: float = _setting(1.0, "delay before the second run of a failed job; it doubles with each further one")
-    retry_max: float = _setting(300.0, "the longest delay before a job is run again")
-    crash_limit: int = _setting(2, "re-runs of a job that took its worker down; one crash more makes it TOXIC")
+    poll_interval: float = _setting(
+        1.0, "seconds between polls of the store; only a fallback, since enqueueing wakes the node"
+    )
+    cancel_grace: float = _setting(10.0, "seconds that a running job gets to react to a cancel, before SIGTERM")
+    retry_base: float = _setting(
+        1.0, "delay before the first retry of a failed job, in seconds; it doubles with each further retry"
+    )
+    retry_max: float = _setting(300.0, "the longest delay before a retry, in seconds")
+    crash_limit: int = _setting(
+        2, "how often a job that crashed its worker is run again; one more crash makes it TOXIC"
+    )
     crash_delay: float = _setting(
-        10.0, "delay before a job that crashed twice runs again, at the end of its queue; the first re-run is immediate"
+        10.0,
+        "delay before a job that crashed twice runs again, in seconds; after the first crash it runs again at once",
     )
     job_nice: int = _setting(
-        5, "added to the niceness of job workers where the app has models, so that calls come first; 0: all are equal"
+        5,
+        "added to the niceness of job workers if the app has models, so that calls get the CPU first; 0: no difference",
     )
-    max_payload: int = _setting(1_048_576, "the most bytes of a job's arguments or result, as JSON")
-    max_body: int = _setting(67_108_864, "the most bytes of a call's body")
-    store_patience: float = _setting(30.0, "how long an enqueue waits for a locked or full store before it is refused")
+    max_payload: int = _setting(1_048_576, "the maximum size of a job's arguments or result as JSON, in bytes")
+    max_body: int = _setting(67_108_864, "the maximum size of a call's body, in bytes")
+    store_patience: float = _setting(30.0, "seconds that an enqueue waits for a locked or full store before it fails")
     results: str = _setting(
-        "", "where jobs publish artifacts: empty for `results` in the data directory, a path, or a URL for fsspec"
+        "", "where jobs publish artifacts: empty for `results` in the data directory, a path, or an fsspec URL"
     )
     env_dir: str = _setting("", "where environments are built: empty for `envs` in the data directory, or a path")
-    scratch_max_age: float = _setting(604_800.0, "scratch of failed runs is deleted after so long")
-    scratch_max_mb: float = _setting(10_000.0, "scratch of ended jobs is deleted, oldest first, above so many MB")
+    scratch_max_age: float = _setting(
+        604_800.0, "seconds after which the scratch directories of failed runs are deleted"
+    )
+    scratch_max_mb: float = _setting(
+        10_000.0, "total size of scratch directories of ended jobs, in MB; the oldest are deleted first"
+    )
     high_watermark: int = _setting(
         0,
-        "backpressure: hold a queue while more of its jobs than this are ready and other programs need the CPU; 0: off",
+        "backpressure: hold a queue while more than this many of its jobs are ready and other programs need the CPU; 0: off",
     )
     load_threshold: float = _setting(
-        0.7, "backpressure: share of the CPU that other programs use (0 to 1, over 5 s) above which a queue is held"
+        0.7, "backpressure: the share of the CPU used by other programs (0 to 1, over 5 s) above which a queue is held"
     )
-    backpressure_pause: float = _setting(3.0, "backpressure: seconds for which a queue is held")
-    retry_jitter: float = _setting(0.1, "each retry delay is made longer or shorter by up to this share")
+    backpressure_pause: float = _setting(3.0, "backpressure: how long a queue is held, in seconds")
+    retry_jitter: float = _setting(0.1, "random variation of each retry delay, as a share of it")
     retention: float = _setting(
         604_800.0,
-        "done and cancelled jobs, with timeline, logs and artifacts' rows, are deleted after so long, except the newest job; 0: never",
+        "seconds after which done and cancelled jobs are deleted, with their timeline, logs and artifacts; 0: never",
     )
-    failed_retention: float = _setting(2_592_000.0, "failed jobs are deleted after so long; 0: never")
-    calls_retention: float = _setting(604_800.0, "rows of the call log are deleted after so long; 0: never")
+    failed_retention: float = _setting(2_592_000.0, "seconds after which failed jobs are deleted; 0: never")
+    calls_retention: float = _setting(604_800.0, "seconds after which entries of the call log are deleted; 0: never")
     calls_kept: int = _setting(
-        100_000, "so many rows of the call log are kept at most, the newest; 0: as many as there are"
+        100_000, "the maximum number of entries in the call log; the newest are kept; 0: no limit"
     )
-    sessions_retention: float = _setting(2_592_000.0, "rows of ended sessions are deleted after so long; 0: never")
+    sessions_retention: float = _setting(
+        2_592_000.0, "seconds after which records of ended sessions are deleted; 0: never"
+    )
     sessions_kept: int = _setting(
-        100_000, "so many rows of ended sessions are kept at most, the newest; 0: as many as there are"
+        100_000, "the maximum number of records of ended sessions; the newest are kept; 0: no limit"
     )
     registry: str = _setting(
         "",
-        "where sessions are admitted: empty for the store, or redis://host:6379/0 (also rediss://, unix://, valkey://) for Redis or Valkey",
+        "where slots of sessions are assigned: empty for the store, or redis://host:6379/0 (also rediss://, unix://, valkey://) for Redis or Valkey",
     )
     registry_key_ttl: float = _setting(
         30.0,
-        "Redis: a worker without a heartbeat for so long is gone; more than heartbeat_interval, less than the two below",
+        "Redis: seconds without a heartbeat after which a worker is gone; more than heartbeat_interval, less than the next two",
     )
     registry_command_ttl: float = _setting(
         60.0,
-        "Redis: how long a command (`worker:cmd:…`) lives; what it asks for does not expire once a node has seen it",
+        "Redis: lifetime of a command (`worker:cmd:…`), in seconds; a node that has seen it carries it out in any case",
     )
-    registry_sweep: float = _setting(
-        300.0, "Redis: how often each node looks for workers that are gone, and reaps them"
+    registry_sweep: float = _setting(300.0, "Redis: seconds between a node's searches for workers that are gone")
+    registry_attempts: int = _setting(5, "Redis: how often a starting node tries to reach the server")
+    registry_delay: float = _setting(3.0, "Redis: seconds between these attempts")
+    upkeep_interval: float = _setting(
+        60.0, "seconds between a node's checks for dead nodes, and for old jobs, logs and scratch directories"
     )
-    registry_attempts: int = _setting(5, "Redis: how often a node that starts tries to reach the server")
-    registry_delay: float = _setting(3.0, "Redis: seconds between two of these attempts")
-    upkeep_interval: float = _setting(60.0, "how often a node looks for stale nodes, old jobs, logs and scratch")
-    exit_retention: float = _setting(2_592_000.0, "how long exit records of workers and incidents are kept")
-    event_keepalive: float = _setting(15.0, "a stream of events that has nothing to say sends a comment this often")
-    max_streams: int = _setting(2000, "so many streams of events and logs at once; more are refused with 503")
+    exit_retention: float = _setting(2_592_000.0, "seconds for which workers' exit records and incidents are kept")
+    event_keepalive: float = _setting(
+        15.0, "seconds after which a quiet event stream sends a comment, so that proxies keep it open"
+    )
+    max_streams: int = _setting(2000, "the maximum number of open event and log streams; more are refused with 503")
 
     pools: Mapping[str, PoolSettings] = field(default_factory=dict)
     envs: Mapping[str, EnvSettings] = field(default_factory=dict)

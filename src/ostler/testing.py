@@ -31,15 +31,18 @@ from ostler.app import Ostler
 from ostler.errors import BadArguments
 from ostler.flows import Step
 from ostler.handles import JobId
-from ostler.jobs import execute, schedule, verdict
+from ostler.jobs import execute, producer, schedule, verdict
 from ostler.jobs.awaiting import Awaiting
 from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
 from ostler.store import Store
+from ostler.store.artifacts import ArtifactRow
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
+
+__all__ = ["Bench", "Killed", "kill_at"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -97,6 +100,7 @@ class Bench:
             self._saved[name] = os.environ.get(name)
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
+        producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
         self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
@@ -119,6 +123,7 @@ class Bench:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
         self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
+        producer.clock = None
         self.store.close()
         for name, value in self._saved.items():
             if value is None:
@@ -150,7 +155,7 @@ class Bench:
     def advance(self, seconds: float) -> None:
         """Move the clock; schedules whose time has come store their jobs."""
         self.now += seconds
-        self.store.jobs.flows.fire(_NODE, self._ms(), schedule.following)
+        self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
         """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""
@@ -168,6 +173,20 @@ class Bench:
                 return self._one(taken.claims[0])
         return False
 
+    def enqueued(self, task: Task[..., Any] | None = None) -> list[dict[str, Any]]:
+        """The arguments of the jobs that wait to run, oldest first; of one task, or of all. For code that enqueues:
+        `assert bench.enqueued(send_mail) == [{"to": "ada@example.org"}]`.
+        """
+        found: list[int] = []
+        cursor: int | None = None
+        while True:
+            page, cursor = self.store.jobs.list(
+                status="queued", task=None if task is None else task.name, limit=500, cursor=cursor
+            )
+            found += [job["id"] for job in page]
+            if cursor is None:
+                return [self.store.jobs.find(job)["args"] for job in sorted(found)]
+
     def job(self, job: int) -> dict[str, Any]:
         """The job with its timeline."""
         return self.store.jobs.get(job)
@@ -183,18 +202,25 @@ class Bench:
         began = self._ms()
 
         def say(
-            _kind: str, job: int, fence: int, event: str, progress: float | None, stage: str | None, data: Any
+            _kind: str,
+            job: int,
+            fence: int,
+            event: str,
+            progress: float | None,
+            stage: str | None,
+            data: Any,
+            published: list[Any] | None = None,
         ) -> None:
-            notes.append(
-                Note(job, fence, event, self._ms(), progress, stage, None if data is None else json.dumps(data))
-            )
+            artifact = ArtifactRow(job, published[0], "", *published[1:]) if published else None
+            text = None if data is None else json.dumps(data)
+            notes.append(Note(job, fence, event, self._ms(), progress, stage, text, artifact))
             for name in (event, stage):
                 if name in _deaths:
                     _deaths.remove(name)
                     raise Killed(name)
 
         job = Job(claim.id, claim.task, claim.attempt, claim.crashes, claim.fence, say)
-        job._holds = lambda: self.store.jobs.hold(claim.id, claim.fence)  # noqa: SLF001
+        job._holds = lambda key: self.store.jobs.hold(claim.id, claim.fence, key)  # noqa: SLF001
         end = self._end(claim, job, began)
         job._settle(success=isinstance(end, Finish) and end.status == "done")  # noqa: SLF001
         finishes, requeues = ([end], []) if isinstance(end, Finish) else ([], [end])

@@ -88,7 +88,7 @@ def test_bytes_are_not_written_to_a_terminal(node: Node) -> None:
         os.close(theirs)
         os.close(ours)
     assert done.returncode == 2
-    assert b"name a file with --out" in done.stderr
+    assert b"write it to a file with --out" in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -352,7 +352,7 @@ def test_an_answer_that_is_none_or_has_no_end_is_an_error_and_bounded(
 
 
 def test_where_there_is_no_node_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(CallBusy, match="no node runs on .*ostler up") as none:
+    with pytest.raises(CallBusy, match="no node is running in .*ostler up") as none:
         Ostler(data=str(tmp_path)).call_sync("echo", None, 1)
     assert none.value.code == "NO_NODE"
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -424,7 +424,7 @@ def test_a_job_calls_models_where_everybody_else_needs_a_token_and_does_not_lear
     assert node.post("/api/v1/calls/echo?model=echo", {"payload": 1}, **bearer)[0] == 200
     assert node.post("/api/v1/jobs", {"task": "add"}, **bearer)[0] == 401
     assert (node.folder / "run" / "key").stat().st_mode & 0o777 == 0o600
-    with pytest.raises(CallRefused, match="asks for a token"):
+    with pytest.raises(CallRefused, match="requires a token"):
         _with_url(node.url)
 
 

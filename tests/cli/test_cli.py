@@ -69,7 +69,7 @@ def test_workers_health_pause_resume_drain_restart_reset(node: Node) -> None:
     assert ostler("pause", "other", *where).returncode == 0
     assert [p["paused"] for p in node.get("/api/v1/info")[1]["pools"] if p["pool"] == "other"] == [True]
     assert ostler("resume", "other", *where).returncode == 0
-    assert ostler("drain", "other:0", *where).stdout == "worker:other:0 drains\n"
+    assert ostler("drain", "other:0", *where).stdout == "worker:other:0 is draining\n"
     node.wait_status("worker:other:0", "stopped")
     assert ostler("restart", "other", *where).returncode == 0
     node.wait_status("worker:other:0", "healthy")
@@ -176,7 +176,7 @@ def test_an_app_that_cannot_be_imported_shows_why(tmp_path: Path) -> None:
 def test_commands_without_a_node_say_what_to_do(tmp_path: Path) -> None:
     for command in (("workers",), ("health",), ("jobs",), ("enqueue", "x")):
         refused(ostler(*command, cwd=tmp_path), "ostler up")
-    refused(ostler("pause", cwd=tmp_path), "no node runs", "ostler up")
+    refused(ostler("pause", cwd=tmp_path), "no node is running", "ostler up")
 
 
 def test_check_names_what_the_app_declares(tmp_path: Path) -> None:
@@ -330,7 +330,7 @@ def test_the_doctor_looks_at_everything_and_tells_what_is_wrong(node: Node, tmp_
     assert found["integrity"]["level"] == "ok"
     fresh = ostler("doctor", "--data", str(tmp_path / "new"))
     assert fresh.returncode == 0, fresh
-    assert "does not exist yet; a node will make it" in fresh.stdout
+    assert "does not exist yet; a node will create it" in fresh.stdout
     assert not (tmp_path / "new").exists()
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "ostler.db").write_text("no database at all " * 100)
@@ -354,12 +354,12 @@ def test_the_doctor_finds_the_filesystem_of_the_deepest_mount() -> None:
 
 
 def test_a_demo_never_deletes_a_directory_that_it_did_not_make(node: Node, tmp_path: Path) -> None:
-    refused(ostler("demo", "--data", str(node.folder)), "a node already runs on")
+    refused(ostler("demo", "--data", str(node.folder)), "a node is already running in")
     other = tmp_path / "real"
     other.mkdir()
     (other / "node.lock").touch()
     (other / "ostler.db").write_text("precious")
-    refused(ostler("demo", "--data", str(other)), "no demo made it")
+    refused(ostler("demo", "--data", str(other)), "was not created by a demo")
     assert (other / "ostler.db").read_text() == "precious"
 
 
@@ -394,7 +394,7 @@ def test_the_token_of_the_settings_is_not_confused_with_the_stored_one(make_node
     node = make_node("--pool", "work=1", start=False)
     node.env["OSTLER_TOKEN"] = "configured"
     node.start(ready=False)
-    refused(ostler("token", "--data", str(node.folder)), "was started with a token of its settings")
+    refused(ostler("token", "--data", str(node.folder)), "was started with a configured token")
 
 
 def test_a_filter_that_fits_nothing_says_so(node: Node) -> None:

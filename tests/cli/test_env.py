@@ -54,7 +54,7 @@ def test_an_environment_from_its_description_to_its_end(folder: Path, installer:
     assert told["installer"] == installer
     assert told["interpreter"].startswith(str(folder / ".ostler" / "envs"))
     assert "ready" in ostler(folder, "list")
-    assert "environment tiny is removed" in ostler(folder, "remove", "tiny")
+    assert "removed environment tiny" in ostler(folder, "remove", "tiny")
     assert listed(folder)["tiny"] == "not built"
 
 
@@ -92,7 +92,7 @@ def test_environments_of_an_app_and_in_another_directory(folder: Path) -> None:
 
 
 def test_no_environments_is_one_sentence(tmp_path: Path) -> None:
-    assert ostler(tmp_path, "list").startswith("no environments are described; write [env.NAME] in ostler.toml")
+    assert ostler(tmp_path, "list").startswith("no environments are declared; add [env.NAME] to ostler.toml")
 
 
 def test_a_build_that_is_told_to_end_leaves_nothing_that_runs(folder: Path) -> None:

@@ -185,7 +185,7 @@ def test_a_wrong_topic_is_refused_in_the_servers_words(node: Node) -> None:
 
 def test_live_commands_without_a_node_say_what_to_do(tmp_path: Path) -> None:
     for command in (("events",), ("events", "--once"), ("top",), ("top", "--once")):
-        refused(ostler(*command, cwd=tmp_path), "no node runs", "ostler up")
+        refused(ostler(*command, cwd=tmp_path), "no node is running", "ostler up")
 
 
 def test_live_commands_need_the_token_where_there_is_one(make_node) -> None:
@@ -220,14 +220,14 @@ def test_events_come_back_after_the_node_was_gone(make_node, follower) -> None:
     first = follow.wait_live()
     for n in (1, 2):
         node.kill()
-        until(lambda: follow.err.read_text().count("lost, trying again") == n, "the loss to be told")
+        until(lambda: follow.err.read_text().count("lost the connection") == n, "the loss to be told")
         node.start()
         again = follow.wait_live(n + 1)
         assert again["stream"]["epoch"] != first["stream"]["epoch"]
         until(lambda: follow.err.read_text().count("the node is back") == n, "the return to be told")
     assert (
         follow.err.read_text().splitlines()
-        == ["ostler: the connection to the node is lost, trying again", "ostler: the node is back"] * 2
+        == ["ostler: lost the connection to the node, retrying", "ostler: the node is back"] * 2
     )
     assert [e["stream"]["reason"] for e in follow.events() if e["type"] == "resync"] == [
         "the node was started anew"
@@ -349,7 +349,7 @@ def test_top_heals_when_the_node_is_back(make_node, terminal) -> None:
     shown = terminal("top", *where(node))
     shown.wait(f"{node.worker('worker:work:0')['pid']}")
     node.kill()
-    shown.wait("connection lost, trying again")
+    shown.wait("connection lost, retrying")
     node.start()
     shown.wait(f"{node.worker('worker:work:0')['pid']}")
     assert "healthy" in shown.picture()[0]
@@ -372,4 +372,4 @@ def test_top_keeps_up_with_more_jobs_than_are_told(make_node, terminal, tmp_path
     until(lambda: [line for line in shown.picture() if re.match(rf" *{held}  wait_for ", line)], "the running job")
     until(lambda: not [line for line in shown.picture() if re.match(r" *\d+  noop ", line)], "the others to be gone")
     (tmp_path / "go").touch()
-    shown.wait("no job runs")
+    shown.wait("no running jobs")

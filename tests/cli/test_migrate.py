@@ -27,7 +27,7 @@ def test_a_schema_is_made_and_told(kind: str, tmp_path: Path, request: pytest.Fi
     store = () if kind == "sqlite" else ("--store", request.getfixturevalue("database"))
     names = [name for _, name, _ in queries.migrations(kind)]
     before = migrate(*store, "--check", cwd=tmp_path)
-    assert before.returncode == 1 and f"has version 0; to be applied: {', '.join(names)}" in before.stdout
+    assert before.returncode == 1 and f"has version 0; pending: {', '.join(names)}" in before.stdout
     assert not (tmp_path / ".ostler").exists(), "--check made something"
     told = json.loads(migrate(*store, "--check", "--json", cwd=tmp_path).stdout)
     assert (told["version"], told["pending"], told["applied"]) == (0, names, [])
@@ -44,7 +44,7 @@ def test_an_older_schema_is_brought_up_to_date(tmp_path: Path, monkeypatch: pyte
         patch.setattr(queries, "migrations", lambda _dialect: known[:2])
         Store.open("", tmp_path).close()
     check = migrate("--data", str(tmp_path), "--check", cwd=tmp_path)
-    assert check.returncode == 1 and "has version 2; to be applied: 0003_rules" in check.stdout
+    assert check.returncode == 1 and "has version 2; pending: 0003_rules" in check.stdout
     done = migrate("--data", str(tmp_path), "--json", cwd=tmp_path)
     assert json.loads(done.stdout)["applied"] == [name for _, name, _ in known[2:]]
 

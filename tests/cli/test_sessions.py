@@ -82,7 +82,7 @@ def test_capacity_shows_this_node_and_the_others(say) -> None:
     shown = say("capacity", capacity={"node": "n@1", "pools": [ROOM], "elsewhere": [FAR]})
     assert "chromium (paused): 3 in use, 0 of 0 slots free, 2 waiting" in shown
     assert "■■■□□□□□" in shown and "50/50" in shown and "0.9 ms" in shown and "210 MB" in shown
-    assert "the first in line is token:a, for 14 s" in shown
+    assert "first in line: token:a, waiting for 14 s" in shown
     assert "far/worker:chromium:0" in shown and "available" in shown
     assert "declare one with @app.sessions" in say("capacity", capacity={"node": "n@1", "pools": [], "elsewhere": []})
 
@@ -92,7 +92,7 @@ def test_many_are_ended_at_once_and_what_failed_is_told(say) -> None:
         "kill", "a", "b", "c", a={"here": True}, b={"here": False}, c=Conflict("session c has ended already: client")
     )
     assert shown.splitlines() == [
-        "session a is ended",
-        "session b: its node is asked to end it",
+        "ended session a",
+        "session b: asked its node to end it",
         "ostler: session c has ended already: client",
     ]

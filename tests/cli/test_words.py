@@ -74,7 +74,7 @@ def test_a_session_pool_is_told_in_words_and_drawn_slot_by_slot() -> None:
     body = event("session:chromium:status", "session", pool(waiting=2, paused=True))
     line = words.line(body, None).plain
     assert "sessions chromium" in line
-    assert line.endswith("5 in use, 1 of 4 slots free, 2 waiting, 1 of 2 workers serve (paused)")
+    assert line.endswith("5 in use, 1 of 4 slots free, 2 waiting, 1 of 2 workers serving (paused)")
     assert words.key(body) != words.key(event("session:chromium:status", "session", pool(node_id="m@1")))
     board = Board("10m")
     assert "slots" not in "\n".join(drawn(board, 120))  # an app without sessions has no such table
@@ -112,7 +112,7 @@ KILLED = {
     [
         (None, worker(), "healthy, pid 100, 40 MB"),
         (worker(), worker(status="stopped", pid=None, rss_mb=None, last_exit=KILLED), "healthy → stopped (killed by SIGKILL)"),
-        (worker(), worker(current_job=7, task="tag"), "at job 7 tag"),
+        (worker(), worker(current_job=7, task="tag"), "running job 7 tag"),
         (worker(current_job=7, task="tag"), worker(), "idle"),
         (worker(), worker(pid=9, generation=2, last_exit=KILLED), "pid 9"),
         (worker(), worker(paused=True), "paused"),
@@ -322,7 +322,7 @@ def test_without_a_height_nothing_is_left_out() -> None:
 
 def test_an_empty_node_and_a_lost_one_say_so() -> None:
     text = "\n".join(drawn(Board("10m"), 80, 24))
-    assert all(said in text for said in ("no queues", "no workers", "no job runs", "no incidents", "no run yet"))
+    assert all(said in text for said in ("no queues", "no workers", "no running jobs", "no incidents", "no runs yet"))
     board = busy_board(1)
     board.lost = True
-    assert "connection lost, trying again" in drawn(board, 80, 24)[0]
+    assert "connection lost, retrying" in drawn(board, 80, 24)[0]

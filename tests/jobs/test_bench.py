@@ -29,7 +29,7 @@ def cut(job: Job, name: str, fail: int = 0) -> str:
 
 @app.job(queue="clips")
 async def later(job: Job) -> str:
-    if job.attempt == 1:
+    if job.fence == 1:
         raise Snooze(60)
     return "now"
 
@@ -101,6 +101,20 @@ def test_the_clock_is_the_tests_own() -> None:
         assert bench.job(snoozed)["result"] == "now"
 
 
+def test_what_the_code_under_test_has_enqueued() -> None:
+    with Bench(work.app) as bench:
+        work.add.enqueue(a=1)  # as the code under test would
+        work.add.options(delay=60).enqueue(a=2)
+        bench.enqueue(work.fails)
+        assert bench.enqueued(work.add) == [{"a": 1}, {"a": 2}]
+        assert len(bench.enqueued()) == 3
+        bench.run()
+        assert bench.enqueued(work.add) == [{"a": 2}]
+        bench.advance(61)  # its delay counts by the bench's clock
+        bench.run()
+        assert bench.enqueued(work.add) == []
+
+
 def test_failures_and_schedules() -> None:
     with Bench(app) as bench:
         job = bench.enqueue(never)
@@ -167,7 +181,7 @@ RUNS: list[tuple[str, dict[str, object]]] = [
 
 def test_the_bench_and_a_node_tell_the_same_of_every_run(node: Node) -> None:
     """Results, codes, messages and tracebacks."""
-    fields = ("status", "result", "error", "attempt", "crashes", "excused")
+    fields = ("status", "result", "error", "attempt", "crashes", "last_error")
     stored = [node.enqueue(task, **args) for task, args in RUNS]
     with Bench(work.app) as bench:
         mine = [bench.put(work.app.tasks[task].s(**args)) for task, args in RUNS]
@@ -177,4 +191,10 @@ def test_the_bench_and_a_node_tell_the_same_of_every_run(node: Node) -> None:
         for (task, args), here, there in zip(RUNS, mine, stored, strict=True):
             found, wanted = bench.job(here), node.wait_job(there)
             assert {f: found[f] for f in fields} == {f: wanted[f] for f in fields}, (task, args)
+            assert [*map(_timeless, found["errors"])] == [*map(_timeless, wanted["errors"])], (task, args)
         assert bench.job(mine[7])["error"] == {"code": "CANCELLED", "message": "nobody wants it"}
+
+
+def _timeless(error: dict) -> dict:
+    """What does not depend on where and when it ran."""
+    return {name: value for name, value in error.items() if name not in ("at", "node", "worker", "duration_ms")}

@@ -285,6 +285,17 @@ def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> N
     assert "new_year" in shown
     assert "-01-01 00:00" in shown  # as the schedule's zone has it, whatever ours is
 
+    status, ran = node.post("/api/v1/schedules/new_year/run")
+    assert (status, node.wait_job(ran["id"])["result"]) == (201, "happy")
+    assert node.post("/api/v1/schedules/new_year/pause")[1]["paused"] is True
+    again = subprocess.run([*command[:4], "run", "new_year", *command[4:]], capture_output=True, text=True).stdout
+    assert node.wait_job(int(again.split()[1]))["result"] == "happy"  # a paused one can be run, too
+    assert "paused" in subprocess.run(command, capture_output=True, text=True).stdout
+    told = subprocess.run([*command[:4], "resume", "new_year", *command[4:]], capture_output=True, text=True).stdout
+    assert "-01-01 00:00" in told
+    status, refused = node.post("/api/v1/schedules/nope/run")
+    assert (status, refused["error"]["code"]) == (404, "NOT_FOUND")
+
 
 def test_old_jobs_and_their_logs_are_deleted(make_node) -> None:
     node = make_node("--pool", "work=1", app=APP, OSTLER_RETENTION="1", OSTLER_UPKEEP_INTERVAL="0.3")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ostler.errors import ConfigError, Conflict
+from ostler.errors import ConfigError, Conflict, NotFound
 from ostler.jobs import schedule
 from ostler.store.nodes import NodeRow
 from ostler.store import Store
@@ -186,11 +186,11 @@ def declare(store: Store, spec: str = "*/5 * * * *", now: int = 0) -> None:
 
 def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, store_url: str, tmp_path: Path) -> None:
     declare(store)
-    assert store.jobs.flows.fire("n", 5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
+    assert store.jobs.schedules.fire("n", 5 * MINUTE - 1, schedule.following) == ([], 5 * MINUTE)
     with Store.open(store_url, tmp_path, durable=False) as other:
         fired = [
-            store.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
-            other.jobs.flows.fire("n", 5 * MINUTE, schedule.following),
+            store.jobs.schedules.fire("n", 5 * MINUTE, schedule.following),
+            other.jobs.schedules.fire("n", 5 * MINUTE, schedule.following),
         ]
     assert [len(jobs) for jobs, _ in fired] == [1, 0]
     assert fired[0][1] == 10 * MINUTE
@@ -198,18 +198,44 @@ def test_a_schedule_fires_at_its_time_once_whoever_asks(store: Store, store_url:
 
 def test_after_a_long_stop_a_schedule_fires_once_not_a_hundred_times(store: Store) -> None:
     declare(store)
-    jobs, due = store.jobs.flows.fire("n", 1000 * MINUTE + 1, schedule.following)
+    jobs, due = store.jobs.schedules.fire("n", 1000 * MINUTE + 1, schedule.following)
     assert (len(jobs), due) == (1, 1005 * MINUTE)
 
 
 def test_declaring_again_keeps_the_next_time_unless_the_schedule_changed(store: Store) -> None:
     declare(store)
     declare(store, now=3 * MINUTE)
-    assert store.jobs.flows.schedules()[0]["next_at"] == 5 * MINUTE
+    assert store.jobs.schedules.all()[0]["next_at"] == 5 * MINUTE
     declare(store, "0 * * * *")
-    assert store.jobs.flows.schedules()[0]["next_at"] == 60 * MINUTE
+    assert store.jobs.schedules.all()[0]["next_at"] == 60 * MINUTE
     declared(store, [])
-    assert store.jobs.flows.schedules() == []
+    assert store.jobs.schedules.all() == []
+
+
+def test_a_paused_schedule_stores_nothing_and_resumes_from_its_next_time(store: Store) -> None:
+    declare(store)
+    assert store.jobs.schedules.pause("s", MINUTE, schedule.following, paused=True)["paused"] is True
+    jobs, due = store.jobs.schedules.fire("n", 8 * MINUTE, schedule.following)
+    assert jobs == []
+    assert due is not None
+    assert due < 9 * MINUTE  # the node looks again soon: somebody may resume it
+    declare(store, now=8 * MINUTE)  # its node starts again
+    assert store.jobs.schedules.get("s")["paused"] is True
+    found = store.jobs.schedules.pause("s", 8 * MINUTE, schedule.following, paused=False)
+    assert (found["paused"], found["next_at"]) == (False, 10 * MINUTE)  # what was missed stays missed
+    assert [len(store.jobs.schedules.fire("n", n * MINUTE, schedule.following)[0]) for n in (9, 10)] == [0, 1]
+
+
+def test_a_schedule_that_is_run_now_keeps_its_next_time(store: Store) -> None:
+    declare(store)
+    store.jobs.schedules.pause("s", MINUTE, schedule.following, paused=True)
+    job_, new = store.jobs.schedules.run("s", 2 * MINUTE)
+    found = store.jobs.schedules.get("s")
+    assert new
+    assert (found["last_job"], found["last_at"], found["next_at"]) == (job_, 2 * MINUTE, 5 * MINUTE)
+    assert [c.task for c in claim(store).claims] == ["tick"]
+    with pytest.raises(NotFound, match="there is no schedule 'x'; known are: s"):
+        store.jobs.schedules.run("x", 0)
 
 
 def test_time_zones_and_daylight_saving() -> None:
@@ -262,7 +288,7 @@ def test_a_key_is_counted_over_all_queues_of_a_turn(store: Store) -> None:
 def test_schedules_and_batches_heed_unique_keys(store: Store) -> None:
     row = {"name": "s", "spec": "* * * * *", "zone": "UTC", "step": step_of(job(unique_key="k")), "next_at": MINUTE}
     declared(store, [row])
-    fired = [len(store.jobs.flows.fire("n", n * MINUTE, schedule.following)[0]) for n in (1, 2, 3)]
+    fired = [len(store.jobs.schedules.fire("n", n * MINUTE, schedule.following)[0]) for n in (1, 2, 3)]
     assert fired == [1, 0, 0]
     batch, ids = store.jobs.flows.batch([job(unique_key="k"), job(unique_key="new"), job(unique_key="new")], None, 1)
     assert ids == [1, 2, 2]
@@ -303,9 +329,9 @@ def test_a_clock_that_was_wrong_stops_neither_rates_nor_schedules(store: Store) 
     assert len(claim(store, 20, now=1_000_000, q=limit).claims) == 0
     assert len(claim(store, 20, now=1_001_000, q=limit).claims) == 10
     declare(store)
-    store.jobs.flows.fire("n", 100_000 * MINUTE, schedule.following)
-    store.jobs.flows.fire("n", 7 * MINUTE, schedule.following)
-    assert store.jobs.flows.schedules()[0]["next_at"] == 10 * MINUTE
+    store.jobs.schedules.fire("n", 100_000 * MINUTE, schedule.following)
+    store.jobs.schedules.fire("n", 7 * MINUTE, schedule.following)
+    assert store.jobs.schedules.all()[0]["next_at"] == 10 * MINUTE
 
 
 def test_an_idle_queue_with_a_rate_has_nothing_due(store: Store) -> None:

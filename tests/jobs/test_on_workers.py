@@ -48,6 +48,11 @@ def test_async_jobs_run_too(node: Node) -> None:
     assert node.wait_job(node.enqueue("add_async", a=2, b=3))["result"] == 5
 
 
+def test_a_worker_runs_async_jobs_one_at_a_time(node: Node) -> None:
+    jobs = [node.enqueue("company") for _ in range(20)]
+    assert {node.wait_job(job)["result"] for job in jobs} == {1}
+
+
 def test_transient_errors_are_retried_with_backoff_then_exhausted(node: Node) -> None:
     job = node.wait_job(node.enqueue("fails"))
     assert (job["status"], job["attempt"], job["error"]["code"]) == ("failed", 3, "RETRIES_EXHAUSTED")

@@ -14,8 +14,8 @@ POLICY = Policy(retry_base=1.0, retry_max=10.0, crash_limit=2)
 WHAT = {"code": "ERROR", "message": "boom"}
 
 
-def ran(*, attempt: int = 1, attempts: int = 3, crashes: int = 0, excused: int = 0) -> Ran:
-    return Ran(Claim(7, 4, "worker:q:0", "t", "q", "{}", attempt, attempts, crashes, excused, 5.0), 1000, 2000)
+def ran(*, attempt: int = 1, attempts: int = 3, crashes: int = 0) -> Ran:
+    return Ran(Claim(7, 4, "worker:q:0", "t", "q", "{}", attempt, attempts, crashes, 5.0), 1000, 2000)
 
 
 @pytest.mark.parametrize(("attempt", "wait"), [(1, 1000), (2, 2000)])
@@ -43,9 +43,32 @@ def test_the_last_attempt_exhausts() -> None:
     assert json.loads(found.error)["cause"] == "ERROR"
 
 
-def test_runs_that_were_excused_do_not_use_up_attempts() -> None:
-    assert isinstance(verdict.transient(ran(attempt=4, excused=2), WHAT, POLICY), Requeue)
-    assert isinstance(verdict.transient(ran(attempt=5, excused=2), WHAT, POLICY), Finish)
+@pytest.mark.parametrize(
+    ("end", "kind", "code"),
+    [
+        (lambda run: verdict.transient(run, WHAT, POLICY), "exception", "ERROR"),
+        (lambda run: verdict.failed(run, {"code": "VALIDATION", "message": "no"}), "exception", "VALIDATION"),
+        (lambda run: verdict.timed_out(run, POLICY), "timeout", "TIMEOUT"),
+        (lambda run: verdict.crashed(run, "oom", "SIGKILL", POLICY), "crash", "OOM"),
+        (lambda run: verdict.cancelled(run, "no"), "cancelled", "CANCELLED"),
+    ],
+)
+@pytest.mark.parametrize("attempt", [2, 3])
+def test_a_run_that_failed_tells_its_own_error_also_in_the_last_attempt(end, kind, code, attempt) -> None:
+    kept = json.loads(end(ran(attempt=attempt)).failure)
+    assert (kept["attempt"], kept["worker"], kept["kind"], kept["code"]) == (attempt, "worker:q:0", kind, code)
+    assert "attempt" not in kept["message"] and kept["duration_ms"] == 1000
+
+
+def test_a_run_that_did_not_fail_tells_no_error() -> None:
+    ends = (verdict.done(ran(), "1"), verdict.snoozed(ran(), 5), verdict.aborted(ran()), verdict.returned(ran(), "x"))
+    assert [end.failure for end in ends] == [None] * 4
+
+
+@pytest.mark.parametrize(("attempt", "doubtful", "excused"), [(1, False, 0), (1, True, 1), (3, False, 1)])
+def test_a_crash_never_takes_the_attempt_above_what_is_allowed(attempt: int, doubtful: bool, excused: int) -> None:
+    found = verdict.crashed(ran(attempt=attempt), "signal", "SIGKILL", POLICY, doubtful=doubtful)
+    assert isinstance(found, Requeue) and found.excused == excused
 
 
 def test_a_crash_is_run_again_twice_whatever_attempts_say_then_toxic() -> None:

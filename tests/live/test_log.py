@@ -41,12 +41,14 @@ def test_a_job_that_fails_or_takes_long_is_a_line_and_others_are_none(lines) -> 
         RunsDone([("add", "math", 0.01)] * 5),
         failed(12),
         JobTook(13, "count", "worker:slow:1", 4.25),
-        JobEnded(14, "add", "math", "worker:math:0", "requeued:retry", 0.1, "ERROR", "ValueError: no\nmore lines"),
+        JobEnded(
+            14, "add", "math", "worker:math:0", "requeued:retry", 0.1, "ERROR", "ValueError: no\nmore lines", 2, 3
+        ),
     )
     assert found == [
         "job 12 (add) failed on worker:math:0 after 0.1 s: RETRIES_EXHAUSTED: ZeroDivisionError: division by zero; see: ostler jobs 12",
         "job 13 (count) took 4.2 s on worker:slow:1",
-        "job 14 (add) is retried: it raised ValueError: no on worker:math:0 after 0.1 s",
+        "job 14 (add) failed in attempt 2 of 3 on worker:math:0 after 0.1 s and is retried: ValueError: no",
     ]
 
 

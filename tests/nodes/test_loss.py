@@ -24,7 +24,8 @@ def ran_elsewhere(fleet: Fleet, job: int, other: Member) -> None:
     """It was requeued once, without blame, and is done by the other node."""
     fleet.wait_all([job])
     found = fleet.job(job)
-    assert (found["crashes"], found["attempt"], found["node"]) == (0, 2, other.name)
+    assert (found["crashes"], found["attempt"], found["node"]) == (0, 1, other.name)
+    assert [(error["attempt"], error["kind"], error["code"]) for error in found["errors"]] == [(1, "lost", "LOST")]
     assert fleet.events(job) == ["created", "processing", "requeued:stale", "processing", "done"]
 
 

@@ -27,7 +27,7 @@ def untouched(fleet: Fleet, jobs: list[int], ids: list[str]) -> None:
     fleet.wait_all(jobs)
     for job in jobs:
         assert fleet.events(job) == ["created", "processing", "done"]
-        assert (fleet.job(job)["attempt"], fleet.job(job)["excused"]) == (1, 0)
+        assert (fleet.job(job)["attempt"], fleet.job(job)["errors"]) == (1, [])
     assert fleet.dead() == []
     assert [member.id(fleet) for member in fleet.members] == ids
 

@@ -15,6 +15,7 @@ from ostler.sessions import pools
 from ostler.sessions.pools import SessionPools
 from ostler.sessions.registry import Admission, Ended, Verdict
 from ostler.sessions.spec import declare_program
+from ostler.sessions.tenant import Sessions
 from tests.sessions.planes import until
 
 
@@ -47,6 +48,7 @@ class Stage:
         spec = declare_program("echo", ["serve", "{socket}"], None, {"lifetime": 0})
         self.registry = Registry()
         self.pools = SessionPools({"echo": spec}, self.registry, Bus(), beat=60.0)  # type: ignore[arg-type]
+        self.tenant = Sessions(self.pools)
         self.said: list[list[Any]] = []
         self.killed: list[str] = []
         loop = asyncio.get_running_loop()
@@ -69,7 +71,7 @@ class Stage:
         worker: Any = SimpleNamespace(
             component=name, generation=1, pool=pool, info=info, send=lambda *_: None, rss_mb=0.0, **about
         )
-        self.pools.is_up(worker)
+        self.tenant.ready(worker, worker.info)
         return worker
 
     def admit(self, session: str, number: int = 0) -> None:
@@ -105,11 +107,11 @@ def test_a_worker_speaks_of_its_own_sessions_alone() -> None:
             ["began", "s1"],
             ["over", "s1", "client", {}],
         ):
-            stage.pools.said(theirs, frame)
-        stage.pools.beat(theirs, {"door": {"s1": [1, 1, 1]}})
+            stage.tenant.heard(theirs, frame)
+        stage.tenant.beat(theirs, {"door": {"s1": [1, 1, 1]}})
         assert stage.said[before:] == []
         assert stage.pools.held["s1"].bytes_in == 0
-        stage.pools.said(stage.workers[0], ["opened", "s1", {"address": "tcp:2"}])
+        stage.tenant.heard(stage.workers[0], ["opened", "s1", {"address": "tcp:2"}])
         assert stage.of("admitted") == [["s1", {"address": "tcp:2"}]]
 
     staged(test)
@@ -120,12 +122,12 @@ def test_what_a_worker_says_fits_into_a_close_frame_and_a_row() -> None:
         odd, worker = "\ud800" + "x" * 1_000_000, stage.workers[0]
         stage.admit("s1")
         sums = {"text": odd, "code": 10**9, "bytes_in": 10**40, "bytes_out": "many"}
-        stage.pools.said(worker, ["over", "s1", odd, sums])
+        stage.tenant.heard(worker, ["over", "s1", odd, sums])
         ((_, reason, told),) = stage.of("over")
         assert reason == "?" + "x" * 499
         assert told == {"text": reason, "code": 0, "bytes_in": 2**62, "bytes_out": 0}
-        stage.pools.said(worker, ["ended", "s1", odd])
-        stage.pools.said(worker, ["lost", odd])
+        stage.tenant.heard(worker, ["ended", "s1", odd])
+        stage.tenant.heard(worker, ["lost", odd])
         assert [frame[-1] for frame in stage.said[-2:]] == [f"ostler: {reason}"] * 2
         assert stage.killed == ["lost"]
 
@@ -139,7 +141,7 @@ def test_a_worker_that_has_opened_a_session_is_not_blamed_for_a_slow_registry(mo
         stage.registry.there.clear()
         stage.admit("s1")
         stage.admit("s2")
-        stage.pools.said(stage.workers[0], ["opened", "s1", {}])
+        stage.tenant.heard(stage.workers[0], ["opened", "s1", {}])
         await until(lambda: stage.of("refused"), "the other one to be refused")
         assert [id_ for id_, *_ in stage.of("refused")] == ["s2"]
         stage.registry.there.set()

@@ -17,6 +17,7 @@ from ostler.store import Store
 from ostler.store.footprints import Kind
 from ostler.store.copy import LEFT, TABLES, Copy, Source, Target
 from ostler.store.nodes import NodeRow
+from ostler.store.artifacts import ArtifactRow
 from ostler.store.rows import NewJob
 from ostler.store.sessions import Admission, Ended, SessionRow
 from tests import growing
@@ -84,6 +85,7 @@ def grown(make_node: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> It
         store.calls.add([call(1_790_000_000_000_000)])
         store.sessions.add([session("a"), session("b").over(Ended("b", "client", None, 1000, 5, 2**40), 7)])
         with store.db.transaction():
+            store.jobs.artifacts.add([ArtifactRow(ids["done"], "a/ü.txt", "home", 5, 2**40, "0" * 64)])
             assert store.jobs.retention._delete([ids["gone"]]) == [ids["gone"]]
     growing.app.producer.close()
     yield {**ids, "batch": batch, "node": node, "gate": gate, "file": node.folder / "ostler.db"}
@@ -141,7 +143,7 @@ def _compare(grown: dict[str, Any], database: str) -> None:
             here, there = rows(source, table, columns), rows(target, table, columns)
             if table == "jobs":
                 here, there = ([r for r in found if r[0] not in running] for found in (here, there))
-            elif table == "job_events":
+            elif table in ("job_events", "job_errors"):
                 there = [r for r in there if r[0] not in running]
                 here = [r for r in here if r[0] not in running]
             elif table == "meta":
@@ -169,7 +171,8 @@ def _finish(grown: dict[str, Any], database: str, make_node: Any) -> None:
     assert node.post("/api/v1/pools/work/resume")[0] == 200
     for name in ("running", "chain"):
         found = node.wait_job(grown[name], "done")
-        assert found["result"] == 2 and found["crashes"] == 0 and found["excused"] == 1
+        assert found["result"] == found["attempt"] == 1 and found["crashes"] == 0
+        assert [(error["attempt"], error["kind"]) for error in found["errors"]] == [(1, "lost")]
         names = [event["name"] for event in found["events"]]
         assert names == ["created", "processing", "begun", "requeued:stale", "processing", "begun", "done"]
     for job in [grown["again"], grown["later"], *grown["per_user"], *grown["big"], *grown["batch"].jobs]:
@@ -217,7 +220,7 @@ def small(tmp_path: Path) -> Path:
 def test_a_copy_is_refused_while_a_node_runs_on_either_side(small: Path, database: str, make_node: Any) -> None:
     node = make_node("--pool", "work=1", folder=small.parent)
     done = run("--from", f"sqlite:///{small}", "--to", database)
-    assert done.returncode == 2 and "another node (pid" in done.stderr and "already runs on" in done.stderr
+    assert done.returncode == 2 and "another node (pid" in done.stderr and "is already running in" in done.stderr
     node.kill()
     with Store.open(database, small.parent) as store:
         store.nodes.register(NodeRow("n@1", "n", lease_ms=10**9))
@@ -236,10 +239,10 @@ def test_a_copy_is_refused_where_jobs_are_already(small: Path, database: str) ->
 def test_a_copy_needs_a_source_and_a_target(small: Path, database: str, tmp_path: Path) -> None:
     wrong = {
         ("--from", f"sqlite:///{tmp_path}/none.db", "--to", database): "there is no store at",
-        ("--from", database, "--to", database): "a copy goes from SQLite to PostgreSQL",
+        ("--from", database, "--to", database): "can only copy from SQLite to PostgreSQL",
         ("--from", f"sqlite:///{small}", "--to", f"sqlite:///{small}"): "found --from SQLite and --to SQLite",
-        ("--to", database): "add --from",
-        ("--from", f"sqlite:///{small}", "--to", database, "--check"): "leave it out to copy one",
+        ("--to", database): "needs --from",
+        ("--from", f"sqlite:///{small}", "--to", database, "--check"): "leave it out to copy a store",
         ("--from", f"sqlite:///{small}", "--to", "postgresql://127.0.0.1:1/none"): "cannot be used right now",
     }
     for arguments, message in wrong.items():

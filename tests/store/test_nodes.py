@@ -52,7 +52,7 @@ def test_a_node_is_dead_when_its_beat_is_older_than_its_lease_and_its_jobs_run_a
     assert store.nodes.release(dead) == [claim.id]
     assert store.nodes.unreleased() == []
     job = store.jobs.get(claim.id)
-    assert (job["status"], job["excused"], job["crashes"]) == ("queued", 1, 0)
+    assert (job["status"], job["attempt"], job["crashes"]) == ("queued", 0, 0)
     assert job["events"][-1]["name"] == "requeued:stale"
 
 
@@ -209,13 +209,13 @@ def test_a_schedule_whose_app_is_away_for_a_while_fires_what_it_missed(store: St
     store.nodes.declare("b@1", [], [])
     store.nodes.end("a@1")
     store.nodes.drop_undeclared()
-    assert store.jobs.flows.schedules() == []
+    assert store.jobs.schedules.all() == []
     later = store.now() + 200
-    assert store.jobs.flows.fire("b@1", later, lambda *_: later + 3_600_000) == ([], None)
+    assert store.jobs.schedules.fire("b@1", later, lambda *_: later + 3_600_000) == ([], None)
     start(store, "a@2", name="a", home="h1")
     store.nodes.declare("a@2", [], [{**due, "next_at": later + 3_600_000}])
-    assert [s["next_at"] for s in store.jobs.flows.schedules()] == [due["next_at"]]
-    jobs, following = store.jobs.flows.fire("a@2", later, lambda *_: later + 3_600_000)
+    assert [s["next_at"] for s in store.jobs.schedules.all()] == [due["next_at"]]
+    jobs, following = store.jobs.schedules.fire("a@2", later, lambda *_: later + 3_600_000)
     assert (len(jobs), following) == (1, later + 3_600_000)
 
 

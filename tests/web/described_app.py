@@ -22,6 +22,13 @@ def fail(job: Job) -> None:
     raise Fail("it cannot be done")
 
 
+@app.job(queue="work")
+def publish(job: Job) -> None:
+    file = job.scratch / "report"
+    file.write_text("text")
+    job.publish(file, "report.txt")
+
+
 @app.job(queue="work", cron="0 3 * * *")
 def nightly(job: Job) -> None: ...
 

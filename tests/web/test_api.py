@@ -100,6 +100,8 @@ def test_a_job_has_the_promised_fields(node: Node) -> None:
         "created_at",
         "started_at",
         "finished_at",
+        "errors",
+        "last_error",
         "events",
     }
     assert promised <= job.keys()
@@ -249,7 +251,7 @@ def test_a_listing_has_short_jobs_of_the_same_shape_as_whole_ones(node: Node) ->
     assert (status, [job["id"] for job in listed["jobs"]]) == (200, jobs[::-1])
     assert len(json.dumps(listed)) < 10_000
     short = listed["jobs"][1]
-    assert {*whole} - {*short} == {"events", "waiting_for"}
+    assert {*whole} - {*short} == {"errors", "events", "waiting_for"}
     assert (short["short"], whole["short"], len(short["args"])) == (True, False, 200)
     cut = {"args", "result", "short"}
     assert {k: v for k, v in short.items() if k not in cut} == {k: whole[k] for k in short if k not in cut}

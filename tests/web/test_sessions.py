@@ -308,7 +308,7 @@ def test_the_terminal_lists_and_ends_sessions_and_shows_capacity(node: Node) -> 
             "seen",
             "blind",
         }
-        assert ostler(node.folder, "sessions", "kill", session) == f"session {session} is ended\n"
+        assert ostler(node.folder, "sessions", "kill", session) == f"ended session {session}\n"
         with pytest.raises(ConnectionClosed):
             client.recv(60)
     wait_ended(node, session)
@@ -331,7 +331,7 @@ def test_without_a_node_the_terminal_reads_the_store(tmp_path: Path) -> None:
     assert [(s["id"], s["state"], s["worker"]) for s in page["sessions"]] == [("a1", "ended", "worker:chromium:0")]
     page = json.loads(ostler(folder, "sessions", "--limit", "1", "--json"))
     assert "a1" in ostler(folder, "sessions", "--before", page["next"])
-    assert "no node runs" in ostler(folder, "sessions", "capacity")
+    assert "no node is running" in ostler(folder, "sessions", "capacity")
 
 
 # ---- what a node alone cannot show: other nodes, and an app without sessions

@@ -75,7 +75,7 @@ class Caller:
             url = called_url(settings)
             if url is None:
                 raise CallBusy(
-                    f"no node runs on {settings.data_dir}; start one with 'ostler up', or name one with OSTLER_URL",
+                    f"no node is running in {settings.data_dir}; start one with 'ostler up', or name one with OSTLER_URL",
                     "NO_NODE",
                 )
             self._found, self._looked = (url, credential(settings)), now

@@ -297,7 +297,7 @@ def _error(reply: _Reply, data: bytes, question: Question) -> CallError:
         code, message, named = "BAD_ANSWER", f"the node at {question.shown} answered {reply.status}", None
     status, after = reply.status, reply.headers.get("retry-after", "")
     if status == 401:
-        message = f"the node at {question.shown} asks for a token: set OSTLER_TOKEN (`ostler token` prints it)"
+        message = f"the node at {question.shown} requires a token: set OSTLER_TOKEN (`ostler token` prints it)"
     kind: type[CallError] = ModelFailed
     if status in _REFUSED:
         kind = CallRefused

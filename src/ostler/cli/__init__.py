@@ -19,6 +19,7 @@ _COMMANDS = {
     "jobs": "jobs",
     "cancel": "jobs",
     "retry": "jobs",
+    "artifacts": "artifacts",
     "call": "call",
     "calls": "calls",
     "sessions": "sessions",
@@ -34,8 +35,9 @@ _COMMANDS = {
     "logs": "logs",
     "events": "events",
     "top": "top",
-    "schedules": "jobs",
+    "schedules": "schedules",
     "env": "env",
+    "music": "music",
     "token": "token",
     "doctor": "doctor",
     "migrate": "migrate",
@@ -57,11 +59,11 @@ class _Group(click.Group):
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(ostler.__version__, prog_name="ostler")
 def cli() -> None:
-    """A worker runtime for heavy Python work: one lifecycle, three ways to serve, one store."""
+    """Run background jobs, ML models and live sessions in supervised worker processes."""
 
 
 def main() -> None:
-    """Run the command. What a user can cause ends with one sentence and exit code 2, never with a traceback."""
+    """Run the command. Errors that a user can cause print one sentence and exit with code 2, never with a traceback."""
     try:
         cli(standalone_mode=False)
     except click.exceptions.Abort:

@@ -26,14 +26,18 @@ _Write = Callable[[bytes], object]
 @click.command()
 @click.argument("task")
 @click.argument("args", nargs=-1, metavar="[KEY=VALUE]…")
-@click.option("--model", metavar="ID", help="Which model of TASK; not needed where it has one.")
-@click.option("--payload", metavar="JSON", help="The payload, or '-' to read it from the standard input.")
-@click.option("--file", "file_", metavar="PATH", help="Send this file as it is, or '-' for the standard input.")
-@click.option("--type", "kind", metavar="TYPE", help="The content type of the file (default: by its name).")
-@click.option("--out", metavar="PATH", type=click.Path(path_type=Path), help="Write the result into this file.")
-@click.option("--timeout", metavar="TIME", help="How long to wait in all: seconds, or 5m.")
-@click.option("--keep-alive", metavar="TIME", help="How long the model stays loaded: 0 leaves at once, -1 stays.")
-@click.option("--priority", type=int, default=0, help="Among calls that wait, the highest goes first.")
+@click.option("--model", metavar="ID", help="Which model of TASK; not needed if it has only one.")
+@click.option("--payload", metavar="JSON", help="The payload, or '-' to read it from standard input.")
+@click.option("--file", "file_", metavar="PATH", help="Send this file unchanged, or '-' for standard input.")
+@click.option("--type", "kind", metavar="TYPE", help="The file's content type (default: guessed from its name).")
+@click.option("--out", metavar="PATH", type=click.Path(path_type=Path), help="Write the result to this file.")
+@click.option("--timeout", metavar="TIME", help="How long to wait in total: seconds, or 5m.")
+@click.option(
+    "--keep-alive",
+    metavar="TIME",
+    help="How long the model stays loaded after this call: 0 unloads it at once, -1 keeps it.",
+)
+@click.option("--priority", type=int, default=0, help="Waiting calls with a higher priority go first.")
 @where
 @as_json
 def call(
@@ -50,10 +54,10 @@ def call(
     priority: int,
     json_: bool,
 ) -> None:
-    """Call a model of TASK. The arguments are its payload, an object; with --file they are the fields of a form.
+    """Call a model of TASK with the arguments as a JSON object; with --file they are form fields.
 
-    A VALUE is taken as JSON where it is some, and as text otherwise. A result is printed as JSON, text as it is, and a stream as it
-    comes. With --json: the whole answer, with the id of the request and the time.
+    A VALUE that is valid JSON is parsed, anything else is text. The result is printed as JSON, text is printed unchanged, and a stream is printed as it
+    arrives. --json prints the whole response, including the request id and the duration.
     """
     options: CallOptions = {"timeout": timeout, "keep_alive": keep_alive, "priority": priority}
     sent = _file(known, file_, kind, args, payload) if file_ is not None else _payload(known, args, payload)
@@ -87,22 +91,20 @@ def _payload(known: Settings, args: tuple[str, ...], text: str | None) -> Any:
     if given is None:
         return value
     if not isinstance(value, dict):
-        raise BadArguments("--payload must be a JSON object where there are also arguments of the form key=value")
+        raise BadArguments("--payload must be a JSON object when there are also key=value arguments")
     if twice := value.keys() & given.keys():
-        raise BadArguments(f"{min(twice)!r} is given twice, in --payload and as key=value")
+        raise BadArguments(f"{min(twice)!r} is given twice: in --payload and as key=value")
     return value | given
 
 
 def _file(known: Settings, path: str, kind: str | None, args: tuple[str, ...], payload: str | None) -> Body:
     if payload is not None:
-        raise BadArguments(
-            "--file and --payload exclude each other; fields beside a file are arguments of the form key=value"
-        )
+        raise BadArguments("--file and --payload cannot be used together; pass form fields as key=value")
     fields = {}
     for arg in args:
         name, equals, value = arg.partition("=")
         if not equals or not name:
-            raise BadArguments(f"{arg!r} is not an argument; write key=value")
+            raise BadArguments(f"{arg!r} is not of the form key=value")
         fields[name] = value
     guessed = kind or mimetypes.guess_type(path)[0] or "application/octet-stream"
     return Body(_read(path, known.max_body), guessed, None if path == "-" else Path(path).name, fields)
@@ -115,7 +117,7 @@ def _read(path: str, most: int) -> bytes:
     except OSError as error:
         raise BadArguments(f"{path} cannot be read: {error.strerror}") from error
     if len(data) > most:
-        raise PayloadTooLarge(f"{path} has more than {most} bytes, the most that a call may have (max_body)")
+        raise PayloadTooLarge(f"{path} is larger than {most} bytes, the limit for a call (max_body)")
     return data
 
 
@@ -152,7 +154,7 @@ def _show(items: Iterator[Any], write: _Write, *, to_terminal: bool) -> None:
         if isinstance(item, (bytes, Body)):
             if to_terminal:
                 what = f"{len(item)} bytes of {item.content_type}" if isinstance(item, Body) else "bytes"
-                raise BadArguments(f"the result is {what}: name a file with --out, or redirect the output")
+                raise BadArguments(f"the result is {what}: write it to a file with --out, or redirect the output")
             write(item if isinstance(item, bytes) else item.data)
         elif isinstance(item, str):
             text = _clean(item) if to_terminal else item

@@ -17,11 +17,11 @@ from ostler.store.calls import OUTCOMES
 @click.group(invoke_without_command=True)
 @click.option("--task", help="Only calls of this task.")
 @click.option("--model", help="Only calls of this model.")
-@click.option("--outcome", type=click.Choice(OUTCOMES), help="Only calls that ended so.")
+@click.option("--outcome", type=click.Choice(OUTCOMES), help="Only calls with this outcome.")
 @click.option("--request", metavar="ID", help="Only the call with this id.")
-@click.option("--running", is_flag=True, help="Calls in line and in workers of the node here, instead of the log.")
+@click.option("--running", is_flag=True, help="Calls that are waiting or running on this node, instead of the log.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--before", metavar="CURSOR", help="Go on below this call, as the page before says.")
+@click.option("--before", metavar="CURSOR", help="Continue after the previous page; it prints this value.")
 @where
 @as_json
 @click.pass_context
@@ -37,7 +37,7 @@ def calls(
     before: str | None,
     json_: bool,
 ) -> None:
-    """The log of calls, newest first; with --running, those under way."""
+    """Show the log of model calls, newest first; or the calls in progress."""
     if ctx.invoked_subcommand is not None:
         return
     if running:
@@ -61,7 +61,7 @@ def _place(before: str | None) -> tuple[int, str] | None:
         return None
     number, _, node = before.partition("/")
     if not number.isdecimal() or len(number) > 18:
-        raise BadArguments(f"--before takes what the page before has printed, found {before!r}")
+        raise BadArguments(f"--before needs the value that the previous page printed, found {before!r}")
     return int(number), node
 
 
@@ -106,7 +106,7 @@ def _running(known: Settings, filters: dict[str, str | None], json_: bool) -> No
         )
         for call in shown
     )
-    show.table(columns, rows, "no call is under way")
+    show.table(columns, rows, "no calls in progress")
     if found["total"] > len(found["calls"]):
         print(f"and {found['total'] - len(found['calls'])} more")
 
@@ -115,6 +115,6 @@ def _running(known: Settings, filters: dict[str, str | None], json_: bool) -> No
 @click.argument("request")
 @where
 def cancel(known: Settings, request: str) -> None:
-    """Cancel the call with the id REQUEST, in line or in its worker. Its caller gets 499 CANCELLED."""
+    """Cancel a waiting or running call by its request id. Its caller gets 499 CANCELLED."""
     found = client.request(known, "DELETE", f"/api/v1/calls/{quote(request, safe='')}")["calls"]
     print(f"call {request} is cancelled" if found == 1 else f"{found} calls {request} are cancelled")

@@ -42,9 +42,11 @@ class NoNode(ConfigError):
 def no_node(settings: Settings) -> NoNode:
     if is_postgres(settings.store):
         return NoNode(
-            f"no node runs on {settings.data_dir} or elsewhere on {shown(settings.store)}; start one with 'ostler up'"
+            f"no node is running in {settings.data_dir} or elsewhere on {shown(settings.store)}; start one with 'ostler up'"
         )
-    return NoNode(f"no node runs on {settings.data_dir}; start one with 'ostler up', or name its directory with --data")
+    return NoNode(
+        f"no node is running in {settings.data_dir}; start one with 'ostler up', or name its data directory with --data"
+    )
 
 
 @contextlib.contextmanager
@@ -66,7 +68,7 @@ def reply(
             raise _refusal(url, response.status, json.loads(response.read()))
         yield response
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise StoreBusy(f"the node at {url} did not answer ({error}); try again, or look at its log") from error
+        raise StoreBusy(f"the node at {url} did not answer ({error}); try again, or check its log") from error
     finally:
         connection.close()
 
@@ -74,7 +76,7 @@ def reply(
 def _refusal(url: str, status: int, answer: Any) -> OstlerError:
     if status == 401:
         return ConfigError(
-            f"the node at {url} asks for a token: set OSTLER_TOKEN (`ostler token`, run as the node's user, prints it)"
+            f"the node at {url} requires a token: set OSTLER_TOKEN (run `ostler token` as the node's user to print it)"
         )
     return refusal(status, answer["error"]["message"])
 

@@ -31,23 +31,25 @@ _MARK = "made-by-demo"  # a directory without this is never deleted
 @click.command()
 @click.argument("what", type=click.Choice(["clips", "models", "browsers"]), default="clips")
 @click.option(
-    "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; made anew each time."
+    "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; recreated each time."
 )
-@click.option("--port", default=0, help="Port to listen on (default: any free one).")
+@click.option("--port", default=0, help="Port to listen on (default: any free port).")
 def demo(what: str, data: str, port: int) -> None:
-    """Show what Ostler does: cut clips with ffmpeg on real workers, kill one with SIGKILL, and watch the recovery.
+    """Show Ostler at work: cut video clips, kill a worker with SIGKILL, and watch the recovery.
 
-    With `models`: call real models cold and warm, let two of them share a GPU that holds one, kill one in the middle of a call.
-    With `browsers`: open pages through the browser grid, recycle a worker meanwhile, kill a browser in the middle of a session.
+    `models`: call real models cold and warm, let two share a GPU that only fits one, kill one during a call.
+    `browsers`: open pages through the browser grid while a worker is replaced, then kill a browser during a session.
 
-    At a terminal the node stays up for a look until Ctrl-C; otherwise it ends by itself.
+    In a terminal the node keeps running until Ctrl-C; otherwise it stops by itself.
     """
     folder = Path(data)
     known = config.load({"data": data, "port": port})
     if node_url(known):
-        raise ConfigError(f"a node already runs on {folder}: {node_url(known)}; stop it, or name another with --data")
+        raise ConfigError(
+            f"a node is already running in {folder}: {node_url(known)}; stop it, or name another directory with --data"
+        )
     if folder.exists() and not (folder / _MARK).exists():
-        raise ConfigError(f"{folder} exists and no demo made it; name another with --data")
+        raise ConfigError(f"{folder} exists and was not created by a demo; name another directory with --data")
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _MARK).touch()
@@ -222,9 +224,7 @@ def _kill_one(known: Settings, jobs: list[dict[str, Any]], bar: Any) -> dict[str
             if worker and worker["pid"]:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker["pid"], signal.SIGKILL)
-                    bar.console.print(
-                        f"--> kill -9 {worker['pid']}: {worker['component']} dies in the middle of job {job['id']}"
-                    )
+                    bar.console.print(f"--> kill -9 {worker['pid']}: {worker['component']} dies during job {job['id']}")
                     return {"job": job["id"], **worker}
     return None
 
@@ -247,7 +247,7 @@ def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None, fo
         )
         where = f"{folder}/results/{clip['key']}" if clip else ""
         rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, what, where))
-    show.table((">job", "status", ">runs", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
+    show.table((">job", "status", ">attempt", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
     if killed:
         job = next(j for j in found if j["id"] == killed["job"])
         print(f"\nThe timeline of job {job['id']}, whose worker was killed:")

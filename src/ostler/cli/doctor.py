@@ -35,12 +35,12 @@ _COLOURS = {"ok": "green", "warning": "yellow", "error": "bold red"}
 
 @click.command()
 @click.option(
-    "--deep", is_flag=True, help="Also check the integrity of the database (PRAGMA quick_check): reads all of it."
+    "--deep", is_flag=True, help="Also check the integrity of the database (PRAGMA quick_check), which reads all of it."
 )
 @where
 @as_json
 def doctor(known: Settings, deep: bool, json_: bool) -> None:
-    """Look at Python, the data directory, limits, the node and the store. Exit code 1 when something is an error."""
+    """Check Python, the data directory, limits, the node and the store. Exits with 1 if there is an error."""
     found = [finding for look in (_program, _sqlite, _directory, _limits, _variables, _node) for finding in look(known)]
     found += _database(known, deep)
     if json_:
@@ -78,7 +78,7 @@ def _directory(known: Settings) -> Iterator[Finding]:
     if not path.exists():
         above = next(p for p in path.parents if p.exists())
         able = os.access(above, os.W_OK)
-        words = "a node will make it" if able else f"and {above} may not be written by this user"
+        words = "a node will create it" if able else f"and {above} may not be written by this user"
         yield Finding("ok" if able else "error", "data", f"{path} does not exist yet; {words}")
         path = above
     else:
@@ -105,9 +105,9 @@ def _access(path: Path) -> Finding:
         owner = str(found.st_uid)
     text = f"{path}, owner {owner}, mode {mode:04o}"
     if not os.access(path, os.R_OK | os.W_OK | os.X_OK):
-        return Finding("error", "data", f"{text}: this user may not write there")
+        return Finding("error", "data", f"{text}: this user cannot write there")
     if mode & stat.S_IRWXO:
-        return Finding("warning", "data", f"{text}: every user of this machine can look into it; chmod o-rwx")
+        return Finding("warning", "data", f"{text}: every user of this machine can read it; run chmod o-rwx")
     return Finding("ok", "data", text)
 
 
@@ -138,7 +138,7 @@ def _limits(_: Settings) -> Iterator[Finding]:
         yield Finding("error", "open files", f"at most {hard}; a node needs {_FILES} or more (ulimit -n, LimitNOFILE=)")
     else:
         shown = "unlimited" if hard < 0 else str(hard)
-        yield Finding("ok", "open files", f"{soft}, and up to {shown} when a node asks")
+        yield Finding("ok", "open files", f"{soft}, can be raised to {shown}")
 
 
 def _variables(_: Settings) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def _variables(_: Settings) -> Iterator[Finding]:
 def _node(known: Settings) -> Iterator[Finding]:
     url = node_url(known)
     if url is None:
-        yield Finding("ok", "node", "none is running on this data directory")
+        yield Finding("ok", "node", "none is running in this data directory")
         return
     try:
         health = client.request(known, "GET", "/api/v1/health")

@@ -29,20 +29,20 @@ def _told(function: Callable[..., Any]) -> Callable[..., Any]:
         settings = loaded.settings(flags, file) if app else config.load(flags, file=file)
         return function(settings, loaded, *args, **options)
 
-    which = click.option("--app", metavar="APP", help="The app whose code describes environments, as for 'ostler up'.")
+    which = click.option("--app", metavar="APP", help="The app that declares environments, as for 'ostler up'.")
     return place(which(run))
 
 
 @click.group()
 def env() -> None:
-    """Virtual environments for jobs and models that cannot share the node's own."""
+    """Manage virtual environments for jobs and models that cannot use the node's own."""
 
 
 @env.command(name="list")
 @_told
 @as_json
 def list_(settings: Settings, app: Ostler, json_: bool) -> None:
-    """All environments and their state."""
+    """List all environments and their state."""
     found = envs.listing(settings, app)
     if json_:
         shows.as_json({"envs": [envs.shown(one) for one in found]})
@@ -54,7 +54,7 @@ def list_(settings: Settings, app: Ostler, json_: bool) -> None:
     shows.table(
         ("name", "state", "python", "built", "directory", "note"),
         rows,
-        "no environments are described; write [env.NAME] in ostler.toml, or name the app that does: --app APP",
+        "no environments are declared; add [env.NAME] to ostler.toml, or name the app that declares one with --app",
     )
 
 
@@ -67,7 +67,7 @@ def _short(reason: str | None) -> str:
 @_told
 @as_json
 def show(settings: Settings, app: Ostler, name: str, json_: bool) -> None:
-    """One environment: its description, its state, the end of the log of a build that failed."""
+    """Show an environment: its description, its state, and the end of the log if its build failed."""
     found = envs.look(settings, app, name)
     told = envs.shown(found)
     if json_:
@@ -90,28 +90,28 @@ def show(settings: Settings, app: Ostler, name: str, json_: bool) -> None:
 
 @env.command()
 @click.argument("names", metavar="NAME...", nargs=-1)
-@click.option("--all", "all_", is_flag=True, help="All that are described, except your own (path = …).")
-@click.option("--force", is_flag=True, help="Build it even if it is ready.")
-@click.option("--installer", type=click.Choice(["uv", "pip"]), help="Default: uv where it is found, else venv and pip.")
+@click.option("--all", "all_", is_flag=True, help="Build all declared environments, except existing ones (path = …).")
+@click.option("--force", is_flag=True, help="Rebuild it even if it is ready.")
+@click.option("--installer", type=click.Choice(["uv", "pip"]), help="Default: uv if it is found, else venv and pip.")
 @_told
 def build(
     settings: Settings, app: Ostler, names: tuple[str, ...], all_: bool, force: bool, installer: str | None
 ) -> None:
-    """Build environments. One that is ready stays; one whose build fails stays as it was.
+    """Build environments. One that is ready is not rebuilt; one whose build fails is left unchanged.
 
-    Workers that run keep the old build until they are restarted ('ostler restart').
+    Running workers keep the old build until they are restarted ('ostler restart').
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # the installer ends with us
     if all_:
         found = envs.listing(settings, app)
         names = tuple(one.name for one in found if one.described is not None and one.described.path is None)
         if not names:
-            raise ConfigError("no environments are described; name the app whose code does: --app APP")
+            raise ConfigError("no environments are declared; name the app that declares them with --app")
     if not names:
         raise click.UsageError("name an environment, or --all")
     failed = [name for name in names if not _built(settings, app, name, force, installer, alone=len(names) == 1)]
     if failed:
-        raise EnvError(f"not built: {', '.join(failed)}; 'ostler env show NAME' has the end of the log")
+        raise EnvError(f"not built: {', '.join(failed)}; 'ostler env show NAME' shows the end of the log")
 
 
 def _built(settings: Settings, app: Ostler, name: str, force: bool, installer: str | None, *, alone: bool) -> bool:
@@ -134,9 +134,9 @@ def _built(settings: Settings, app: Ostler, name: str, force: bool, installer: s
 
 @env.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Also while processes run in it.")
+@click.option("--force", is_flag=True, help="Even if processes are using it.")
 @_told
 def remove(settings: Settings, app: Ostler, name: str, force: bool) -> None:
     """Delete an environment's builds. Its description stays."""
     envs.remove(settings, app, name, force=force)
-    print(f"environment {name} is removed")
+    print(f"removed environment {name}")

@@ -21,13 +21,15 @@ _USEFUL = "queue:jobs,queue:*:status,worker:*:status,call:*:status,session:*:sta
 
 
 @click.command()
-@click.option("--topics", default=_USEFUL, metavar="T,T…", help="Only these, such as worker:*:status (default: all).")
-@click.option("--once", is_flag=True, help="Print the state as it is now and exit.")
-@click.option("--last", metavar="ID", help="Go on after the event with this id.")
+@click.option(
+    "--topics", default=_USEFUL, metavar="T,T…", help="Only these topics, such as worker:*:status (default: all)."
+)
+@click.option("--once", is_flag=True, help="Print the current state and exit.")
+@click.option("--last", metavar="ID", help="Continue after the event with this id.")
 @where
 @as_json
 def events(known: Settings, topics: str, once: bool, last: str | None, json_: bool) -> None:
-    """What happens, as it happens: first the state, then each change. --json prints one event per line."""
+    """Print the current state, then every change as it happens. --json prints one event per line."""
     threading.Thread(target=_leave_with_the_reader, daemon=True).start()
     tell = _as_json if json_ else _Teller(quiet=once).tell
     try:
@@ -51,7 +53,7 @@ def _leave_with_the_reader() -> None:
 
 
 def _lost(is_lost: bool) -> None:
-    said = "the connection to the node is lost, trying again" if is_lost else "the node is back"
+    said = "lost the connection to the node, retrying" if is_lost else "the node is back"
     print(f"ostler: {said}", file=sys.stderr, flush=True)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -141,25 +142,33 @@ def jobs(
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
-    show.table((">id", "task", "queue", "status", ">attempt", ">progress", "age", "what"), map(_row, page), "no jobs")
+    columns = (">id", "task", "queue", "status", "attempt", ">progress", "age", "stage", "last error")
+    show.table(columns, map(_row, page), "no jobs")
     if following:
         print(f"older ones: --cursor {following}")
 
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     progress = "" if job["progress"] is None else f"{job['progress']:.0f} %"
-    what = job["stage"] or ""
-    if job["error"] and job["status"] in ("failed", "queued"):
-        what = job["error"]["code"]
+    stage = job["stage"] or ""
     if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
-        what = f"{what} runs in {show.span((job['run_at'] - now_ms()) / 1000)}".strip()
-    age = show.ago(job["created_at"])
-    return job["id"], job["task"], job["queue"], show.state(job["status"]), _runs(job), progress, age, what[:60]
+        stage = f"runs in {show.span((job['run_at'] - now_ms()) / 1000)}"
+    row = job["id"], job["task"], job["queue"], show.state(job["status"]), _attempt(job), progress
+    return *row, show.ago(job["created_at"]), stage[:40], _last_error(job)
 
 
-def _runs(job: dict[str, Any]) -> str:
-    """Runs that count, of those allowed."""
-    return f"{job['attempt'] - job['excused']}/{job['attempts']}"
+def _last_error(job: dict[str, Any]) -> str:
+    """In words; the code is news only where the job chose it."""
+    if job["error"] is None:
+        return ""
+    code = (
+        "" if job["error"]["code"] in ("ERROR", "RETRIES_EXHAUSTED", "CRASH", "RETRY") else f"{job['error']['code']}: "
+    )
+    return f"{code}{job['last_error']}"[:80]
+
+
+def _attempt(job: dict[str, Any]) -> str:
+    return f"{job['attempt']} of {job['attempts']}"
 
 
 def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
@@ -175,7 +184,8 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
 
 def _detail(job: dict[str, Any]) -> None:
     console = show.console()
-    counted = f"  attempt {_runs(job)}, runs {job['attempt']}, crashes {job['crashes']}"
+    crashes = f", {job['crashes']} of its runs crashed" if job["crashes"] else ""
+    counted = f"  attempt {_attempt(job)}{crashes}"
     console.print(f"job {job['id']}  {job['task']}  ", show.state(job["status"]), counted, sep="")
     for key in ("queue", "worker", "node", "args", "progress", "stage", "result"):
         if job[key] not in (None, ""):
@@ -184,8 +194,8 @@ def _detail(job: dict[str, Any]) -> None:
     if waiting := job.get("waiting_for"):
         console.print(f"  {'waits':<9}{waiting['text']}")
     if job["error"]:
-        label = "error" if job["status"] in _ENDED else "last run"
-        console.print(f"  {label:<9}{job['error']['code']}: {job['error']['message']}")
+        label = "error" if job["status"] in _ENDED else "last error"
+        console.print(f"  {label:<8} {job['error']['code']}: {job['error']['message']}")
     if job["events"] and (older := job["events"][0]["seq"] - 1):
         console.print(f"  … {older:,} older events; all of them: ostler jobs {job['id']} --events")
     for index, event in enumerate(job["events"]):
@@ -193,8 +203,19 @@ def _detail(job: dict[str, Any]) -> None:
         if event["name"] == following == "progress":
             continue  # of many in a row, the last one
         _event(event)
-    if job["error"] and job["error"].get("traceback"):
-        console.print("\n" + job["error"]["traceback"])
+    for error in job["errors"]:
+        _error(error)
+
+
+def _error(error: dict[str, Any]) -> None:
+    """How one run failed."""
+    console = show.console()
+    took = "" if error["duration_ms"] is None else f" after {show.span(error['duration_ms'] / 1000)}"
+    where = f"{error['worker']} of {error['node']}" if error["node"] else error["worker"]
+    console.print(f"\n  attempt {error['attempt']}, {show.clock(error['at'])}, {error['kind']} on {where}{took}")
+    console.print(f"  {error['code']}: {error['message']}")
+    if error["traceback"]:
+        console.print(textwrap.indent(error["traceback"].rstrip(), "    "))
 
 
 def _timeline(opened: Any, job: int, json_: bool) -> None:
@@ -329,28 +350,3 @@ def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters:
             print(f"job {job} is queued in {queue} again")
         if not found:
             print(f"no {status or 'failed'} job fits")
-
-
-@click.command()
-@where
-@as_json
-def schedules(known: Settings, json_: bool) -> None:
-    """Schedules with their last and next time."""
-    with client.open_store(known) as opened:
-        found = opened.jobs.flows.schedules()
-    if json_:
-        show.as_json({"schedules": found})
-        return
-    rows = [
-        (
-            s["name"],
-            s["spec"],
-            s["zone"],
-            s["step"]["task"],
-            show.moment(s["next_at"], s["zone"]),
-            show.ago(s["last_at"]),
-            s["last_job"],
-        )
-        for s in found
-    ]
-    show.table(("schedule", "cron", "zone", "task", "next", "last", ">job"), rows, "no schedules")

@@ -26,13 +26,13 @@ _ENDED = ("done", "failed", "cancelled")
 
 @click.command()
 @click.argument("worker", required=False)
-@click.option("--job", type=int, help="What this job printed, instead of a worker.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as more comes; a job's ends with the job.")
+@click.option("--job", type=int, help="Show what this job printed.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new lines; for a job, until it ends.")
 @click.option("-n", "--lines", type=click.IntRange(1), default=40, show_default=True)
-@click.option("--raw", is_flag=True, help="Print control characters as they are; they can do things to your terminal.")
+@click.option("--raw", is_flag=True, help="Print control characters unchanged; they can affect your terminal.")
 @where
 def logs(known: Settings, worker: str | None, job: int | None, follow: bool, lines: int, raw: bool) -> None:
-    """The last output of WORKER, such as worker:tag:0 or n2/worker:tag:0, or of a job. Of another node it is asked over HTTP."""
+    """Show the last output of WORKER (such as worker:tag:0 or n2/worker:tag:0) or of a job. Logs of other nodes are read over HTTP."""
     if (worker is None) == (job is None):
         raise BadArguments("name a worker, such as worker:tag:0, or a job with --job ID")
     node, subject = _place(known, str(worker)) if job is None else _place_of_job(known, job)

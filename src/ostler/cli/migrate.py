@@ -23,23 +23,26 @@ _PATIENCE = 30.0  # seconds for a lock that somebody else holds
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Change nothing; exit code 1 when there is something to do.")
-@click.option("--from", "source", metavar="URL", help="Copy this store: sqlite:///path/to/ostler.db.")
+@click.option("--check", is_flag=True, help="Change nothing; exit with 1 if there is something to do.")
+@click.option("--from", "source", metavar="URL", help="The store to copy: sqlite:///path/to/ostler.db.")
 @click.option(
-    "--to", "target", metavar="URL", help="… to this one: postgresql://user@host/database (default: the store)."
+    "--to",
+    "target",
+    metavar="URL",
+    help="Where to copy it: postgresql://user@host/database (default: the configured store).",
 )
 @where
 @as_json
 def migrate(known: Settings, check: bool, source: str | None, target: str | None, json_: bool) -> None:
-    """Bring the store's schema up to date; or copy a store on SQLite to PostgreSQL.
+    """Update the store's schema, or copy a SQLite store to PostgreSQL.
 
-    A copy keeps the ids of jobs, their timelines, schedules and history. If it is interrupted, run it again: it goes on.
+    A copy keeps job ids, timelines, schedules and history. If it is interrupted, run it again to continue.
     """
     if source is None and target is not None:
-        raise ConfigError("--to says where a copy goes; add --from sqlite:///path/to/ostler.db")
+        raise ConfigError("--to needs --from sqlite:///path/to/ostler.db")
     if source is not None:
         if check:
-            raise ConfigError("--check looks at the schema of a store; leave it out to copy one")
+            raise ConfigError("--check only checks the schema; leave it out to copy a store")
         _copy(known, source, target or known.store, json_)
     else:
         _upgrade(known, check, json_)
@@ -68,7 +71,7 @@ def _upgrade(known: Settings, check: bool, json_: bool) -> None:
     if json_:
         show.as_json({"store": store, "version": newest, "applied": applied, "pending": pending if check else []})
     elif check and pending:
-        print(f"{store} has version {version}; to be applied: {', '.join(pending)}")
+        print(f"{store} has version {version}; pending: {', '.join(pending)}")
     else:
         print(f"{store}: applied {', '.join(applied)}" if applied else f"{store} is up to date (version {newest})")
     if check and pending:
@@ -81,7 +84,7 @@ def _upgrade(known: Settings, check: bool, json_: bool) -> None:
 def _copy(known: Settings, source: str, target: str, json_: bool) -> None:
     if database.is_postgres(source) or not database.is_postgres(target):
         raise ConfigError(
-            f"a copy goes from SQLite to PostgreSQL, found --from {_kind(source)} and --to {_kind(target)}; "
+            f"can only copy from SQLite to PostgreSQL, found --from {_kind(source)} and --to {_kind(target)}; "
             "write --from sqlite:///path/to/ostler.db --to postgresql://user@host/database"
         )
     from ostler.store.copy import Copy, Source, Target  # noqa: PLC0415  the driver is an extra
@@ -143,16 +146,14 @@ def _tell(source: str, target: str, done: Summary, seconds: float, json_: bool) 
         show.as_json({"from": source, "to": target, **done._asdict(), "rows": rows, "seconds": round(seconds, 3)})
         return
     if done.already:
-        print(f"{source} was copied to {target} before; nothing was done")
+        print(f"{source} was already copied to {target}; nothing to do")
         return
     statuses = ("queued", "processing", "done", "failed", "cancelled")
     lines = [(queue, *(counts.get(status, 0) for status in statuses)) for queue, counts in sorted(done.jobs.items())]
-    show.table(("queue", *(f">{status}" for status in statuses)), lines, "there are no jobs")
-    print(
-        f"{rows} rows of {source} are in {target}, in {show.span(seconds)}; the numbers of rows and jobs were compared"
-    )
+    show.table(("queue", *(f">{status}" for status in statuses)), lines, "no jobs")
+    print(f"{rows} rows copied from {source} to {target} in {show.span(seconds)}; row and job counts match")
     if done.requeued:
-        print(f"{done.requeued} jobs that were processing are queued again, without blame")
+        print(f"{done.requeued} jobs that were processing are queued again, without using up an attempt")
     print(
-        "from now on use OSTLER_STORE=postgresql://… for nodes and producers: what is stored in the old one is not copied any more"
+        "now set OSTLER_STORE=postgresql://… for all nodes and producers; jobs that are enqueued in the old store from now on are not copied"
     )

@@ -19,19 +19,34 @@ from ostler.cli.options import place
 @click.argument("app")
 @place
 @click.option("--host", help="Address to listen on (default: 127.0.0.1).")
-@click.option("--port", type=int, help="Port to listen on (default: 8356; 0: any free one).")
-@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
-@click.option("--name", help="The node's name (default: the host's).")
+@click.option("--port", type=int, help="Port to listen on (default: 8356; 0: any free port).")
+@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Number of workers of a pool; can be repeated.")
+@click.option("--name", help="The node's name (default: the host name).")
 @click.option("--log-level", help="debug, info, warning or error.")
-def up(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...], **flags: Any) -> None:
+@click.option("--reload", is_flag=True, help="Start again whenever a file of the app changes (for development).")
+def up(
+    app: str,
+    data: str | None,
+    store: str | None,
+    file: Path | None,
+    pools: tuple[str, ...],
+    reload: bool,
+    **flags: Any,
+) -> None:
     """Start a node for APP: path/to/file.py, package.module or package.module:name.
 
-    SIGTERM or Ctrl-C drains: workers finish what they have. A second one forces.
+    SIGTERM or Ctrl-C stops the node after running jobs have finished (up to stop_grace). A second one stops it at once.
     """
     if (
         os.getpid() == 1
     ):  # in a container: the kernel drops what PID 1 does not handle, and loading an app can take a while
         signal.signal(signal.SIGTERM, _leave)
+    if reload:
+        from ostler.cli import reload as reloading  # noqa: PLC0415
+
+        root = Path(app).resolve().parent if app.endswith(".py") else Path.cwd()
+        arguments = [argument for argument in sys.argv[2:] if argument != "--reload"]
+        sys.exit(reloading.serve(arguments, root, Path(data or ".ostler").resolve()))
     loaded = apps.load(app)
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
@@ -51,7 +66,7 @@ def _leave(number: int, _: object) -> None:
 @click.command()
 @click.argument("app")
 @place
-@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Size of a pool; may be given several times.")
+@click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Number of workers of a pool; can be repeated.")
 def check(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...]) -> None:
     """Check the settings and APP without starting anything."""
     loaded = apps.load(app)
@@ -79,4 +94,4 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     doubts = warnings(settings, loaded)
     for doubt in doubts:
         print(f"warning: {doubt}")
-    print("all good" if not doubts else "it can be started")
+    print("all good" if not doubts else "no errors")

@@ -19,11 +19,11 @@ _SKEW = 1000  # ms by which a node's clock may differ before it is shown
 
 
 @click.command()
-@click.option("--forget", metavar="NODE", help="Forget a node that has died and will not come back.")
+@click.option("--forget", metavar="NODE", help="Remove a dead node that will not come back from the list.")
 @where
 @as_json
 def nodes(known: Settings, forget: str | None, json_: bool) -> None:
-    """All nodes: state, address, workers, running jobs, last heartbeat. Works wherever the store can be reached."""
+    """List all nodes with state, address, workers, running jobs and last heartbeat."""
     if forget is not None:
         _forget(known, forget)
         return
@@ -32,7 +32,7 @@ def nodes(known: Settings, forget: str | None, json_: bool) -> None:
         show.as_json({"nodes": [fleet.shown(node) for node in found.nodes]})
         return
     columns = ("node", "state", "url", "version", ">workers", ">running", "last heartbeat", ">clock", "id")
-    show.table(columns, map(_row, found.nodes), "no nodes are known; start one with 'ostler up'")
+    show.table(columns, map(_row, found.nodes), "no nodes; start one with 'ostler up'")
 
 
 def _row(node: dict[str, Any]) -> tuple[Any, ...]:
@@ -60,15 +60,15 @@ def _forget(known: Settings, name: str) -> None:
     with client.writable_store(known) as opened:
         node = fleet.read(opened).node(name)
         if not opened.nodes.forget_one(node["id"]):
-            raise Conflict(f"node {node['label']} is {state_of(node)}; only a node that has ended can be forgotten")
-    print(f"node {node['label']} is forgotten")
+            raise Conflict(f"node {node['label']} is {state_of(node)}; only a stopped or dead node can be forgotten")
+    print(f"forgot node {node['label']}")
 
 
 @click.command()
 @where
 @as_json
 def health(known: Settings, json_: bool) -> None:
-    """Is everything well, on all nodes? Exit code 0 when healthy, 1 when degraded, error or down."""
+    """Show whether all nodes are healthy, and what is wrong if not. Exits with 0 if healthy, else 1."""
     if node_url(known) is not None:
         found = client.request(known, "GET", "/api/v1/health")
     else:
@@ -89,7 +89,7 @@ def _down(known: Settings, everyone: Fleet, json_: bool) -> None:
     if json_:
         show.as_json({"status": "down", "errors": ["no node is running"], "nodes": [], "workers": {}})
     else:
-        print(f"down: no node is running on {known.data_dir} (last heard: {last}); start one with 'ostler up'")
+        print(f"down: no node is running in {known.data_dir} (last heard: {last}); start one with 'ostler up'")
     raise SystemExit(1)
 
 

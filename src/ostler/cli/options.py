@@ -16,7 +16,7 @@ def place(function: Callable[..., Any]) -> Callable[..., Any]:
     """--data, --store, --config as they were given, for commands that load an app's settings with them."""
     for option in (
         click.option("--data", metavar="DIR", help="The data directory (default: ./.ostler)."),
-        click.option("--store", metavar="URL", help="The store, when it is not in the data directory."),
+        click.option("--store", metavar="URL", help="The store, if it is not in the data directory."),
         click.option(
             "--config",
             "file",

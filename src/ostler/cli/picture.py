@@ -99,7 +99,7 @@ def _line(*parts: str | Text | tuple[str, str]) -> Text:
 def _title(board: Board, now: int, *, fill: bool) -> RenderableType:
     status = show.state(board.health["status"])
     if board.lost:
-        status = Text("connection lost, trying again", style="bold red")
+        status = Text("connection lost, retrying", style="bold red")
     up = f", up {_since(board.node['started_at'], now)}" if board.node and not board.lost else ""
     if board.several:
         alive = sum(bool(n["alive"]) for n in board.nodes.values())
@@ -132,7 +132,7 @@ def _figures(board: Board, now: int, width: int) -> list[Text]:
         parts = [Text.assemble((f"{n:,}", "bold"), f" {name}") for name, n in figures.items()]
         eta = _eta(total, now)
         lines.append(_line(Text("   ").join(parts), f"   empty in {eta}" if eta else ""))
-    counts, took = board.series(now, "done", room), "no run yet"
+    counts, took = board.series(now, "done", room), "no runs yet"
     done = f" {board.rate(now):.1f}/s, {sum(counts):,.0f} in {board.span}"
     if (whole := board.whole) and whole["done"]:
         figures = {"p50 ": whole["run_p50"], "p95 ": whole["run_p95"], "waited p95 ": whole["wait_p95"]}
@@ -207,7 +207,7 @@ def _jobs(board: Board, now: int, width: int) -> Section:
         on = (f"{node}{str(j['worker'] or '').removeprefix('worker:')}",) if width >= 100 else ()
         rows.append((0, (j["id"], j["task"], *on, _since(j["started_at"], now), *done, j["stage"])))
     columns = f">job|task|{'worker|' if width >= 100 else ''}>for|progress|>|*stage"
-    return Section(columns, rows, "no job runs", board.total["running"] if board.total and rows else 0)
+    return Section(columns, rows, "no running jobs", board.total["running"] if board.total and rows else 0)
 
 
 def _incidents(board: Board, now: int) -> Section:

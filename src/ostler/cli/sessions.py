@@ -21,11 +21,11 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
         (
             click.option("--state", type=click.Choice(["live", "ended", "all"]), default="all", show_default=True),
             click.option(
-                "--pool", metavar="NAME", help="Only sessions of this pool, or of this name that clients use."
+                "--pool", metavar="NAME", help="Only sessions of this pool, or of the name that clients connect to."
             ),
             click.option("--owner", metavar="OWNER", help="Only sessions of this owner, such as token:checks."),
             click.option("--limit", type=click.IntRange(1, 1000), default=50, show_default=True),
-            click.option("--before", metavar="CURSOR", help="Go on below this session, as the page before says."),
+            click.option("--before", metavar="CURSOR", help="Continue after the previous page; it prints this value."),
         )
     ):
         function = option(function)
@@ -36,7 +36,7 @@ def _filters(function: Callable[..., Any]) -> Callable[..., Any]:
 @_filters
 @click.pass_context
 def sessions(ctx: click.Context, /, known: Settings, **asked: Any) -> None:
-    """Sessions, those under way first; newest first. The same as `ostler sessions list`."""
+    """List sessions: open ones first, newest first. The same as `ostler sessions list`."""
     if ctx.invoked_subcommand is None:
         _list(known, **asked)
 
@@ -44,7 +44,7 @@ def sessions(ctx: click.Context, /, known: Settings, **asked: Any) -> None:
 @sessions.command("list")
 @_filters
 def listing(known: Settings, **asked: Any) -> None:
-    """Sessions, those under way first; newest first."""
+    """List sessions: open ones first, newest first."""
     _list(known, **asked)
 
 
@@ -79,7 +79,7 @@ def _place(before: str | None) -> tuple[int, str] | None:
         return None
     number, slash, session = before.removeprefix("live/").partition("/")
     if not number.isdecimal() or len(number) > 18 or not slash:
-        raise BadArguments(f"--before takes what the page before has printed, found {before!r}")
+        raise BadArguments(f"--before needs the value that the previous page printed, found {before!r}")
     return int(number), session
 
 
@@ -112,7 +112,7 @@ def _cut(text: str, most: int = 40) -> str:
 @click.argument("ids", metavar="ID…", nargs=-1, required=True)
 @where
 def kill(known: Settings, ids: tuple[str, ...]) -> None:
-    """End sessions, of any node. Their clients are told that an operator did."""
+    """End sessions on any node. Their clients are told that an operator ended them."""
     wrong: list[OstlerError] = []
     for session in ids:
         try:
@@ -123,7 +123,7 @@ def kill(known: Settings, ids: tuple[str, ...]) -> None:
             print(f"ostler: {error}")
             wrong.append(error)
         else:
-            print(f"session {session} is ended" if found["here"] else f"session {session}: its node is asked to end it")
+            print(f"ended session {session}" if found["here"] else f"session {session}: asked its node to end it")
     if wrong:
         raise SystemExit(2)
 
@@ -132,7 +132,7 @@ def kill(known: Settings, ids: tuple[str, ...]) -> None:
 @where
 @as_json
 def capacity(known: Settings, json_: bool) -> None:
-    """Slots, workers and lines of the node's session pools."""
+    """Show slots, workers and waiting clients of this node's session pools."""
     found = client.request(known, "GET", "/api/v1/capacity")
     if json_:
         show.as_json(found)
@@ -147,7 +147,7 @@ def capacity(known: Settings, json_: bool) -> None:
         show.table(columns, map(_worker, pool["workers"]), "  no workers")
         if pool["line"]:
             first = pool["line"][0]
-            show.console().print(f"the first in line is {_cut(first['owner'])}, for {show.span(first['waited'])}")
+            show.console().print(f"first in line: {_cut(first['owner'])}, waiting for {show.span(first['waited'])}")
         print()
     if found["elsewhere"]:
         print("on other nodes:")

@@ -34,11 +34,13 @@ _COUNTERS = 10.0  # … between two readings of the counters, which the stream c
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print it once and exit, as without a terminal.")
-@click.option("--span", type=click.Choice(list(SPANS)), default="10m", show_default=True, help="How far back it goes.")
+@click.option("--once", is_flag=True, help="Print once and exit.")
+@click.option(
+    "--span", type=click.Choice(list(SPANS)), default="10m", show_default=True, help="The time span of the figures."
+)
 @where
 def top(known: Settings, once: bool, span: str) -> None:
-    """Health, queues, workers, running jobs and incidents, live in the terminal. q quits."""
+    """Show health, queues, workers, running jobs and incidents live in the terminal. Press q to quit."""
     feed = Feed(known, span)
     console = show.console(160, soft_wrap=False)
     with contextlib.suppress(KeyboardInterrupt):

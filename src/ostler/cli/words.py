@@ -55,7 +55,7 @@ def _said(body: State, before: State | None) -> tuple[str, Text]:
         case {"type": "resync", "topic": topic, "stream": {"reason": reason}}:
             return str(topic), Text(clean(reason))
         case {"type": "live", "stream": {"node": node}}:
-            return "stream", Text(f"this is the state of {clean(node)}; changes follow")
+            return "stream", Text(f"current state of {clean(node)}; changes follow")
         case {"worker": state}:
             return state["name"], worker(state, before and before["worker"])
         case {"node": state}:
@@ -87,7 +87,7 @@ def _move(status: str, before: State | None) -> Text:
 def worker(now: State, before: State | None) -> Text:
     was: State = before or {"paused": False, "current_job": None, "last_exit": None}
     changed = {name for name in now if was.get(name) != now[name]}
-    parts = [Text("has left with its node")] if now.get("gone") else []
+    parts = [Text("gone with its node")] if now.get("gone") else []
     if "status" in changed and not parts:
         why = now["last_exit"] if "last_exit" in changed and (before or now["status"] != "healthy") else None
         parts.append(Text.assemble(_move(now["status"], before), f" ({why['text']})" if why else ""))
@@ -96,7 +96,7 @@ def worker(now: State, before: State | None) -> Text:
     if "paused" in changed:
         parts.append(Text("paused" if now["paused"] else "resumed"))
     if "current_job" in changed:
-        parts.append(Text(f"at job {now['current_job']} {clean(now['task'])}" if now["current_job"] else "idle"))
+        parts.append(Text(f"running job {now['current_job']} {clean(now['task'])}" if now["current_job"] else "idle"))
     if "rss_mb" in changed and now["rss_mb"]:
         parts.append(Text(f"{now['rss_mb']:.0f} MB"))
     return Text(", ").join(parts or [show.state(now["status"])])
@@ -104,7 +104,7 @@ def worker(now: State, before: State | None) -> Text:
 
 def of_node(now: State, before: State | None) -> Text:
     if now.get("gone"):
-        return Text("has left")
+        return Text("gone")
     lives = now["alive"] or now["status"] in ("stopped", "dead")
     said = _move(now["status"] if lives else "silent", before)
     workers = ", ".join(f"{n} {status}" for status, n in sorted(now["workers"].items()))
@@ -147,7 +147,7 @@ def session_pool(now: State) -> str:
         f"{now['free']:,} of {now['slots']:,} slots free",
         f"{now['waiting']:,} waiting",
     ]
-    parts.append(f"{serving} of {len(now['workers'])} workers serve")
+    parts.append(f"{serving} of {len(now['workers'])} workers serving")
     return ", ".join(parts) + (" (paused)" if now["paused"] else "")
 
 

@@ -26,7 +26,7 @@ _ANSWER = 5.0  # seconds for which a node elsewhere is waited for
 @where
 @as_json
 def workers(known: Settings, worker: str | None, json_: bool) -> None:
-    """All workers of all nodes: state, process, memory, current job, crashes; or WORKER with its history of exits."""
+    """List the workers of all nodes with state, process, memory, current job and crashes; or show WORKER with its past exits."""
     with client.open_store(known) as opened:
         found = fleet.read(opened)
         if worker is not None:
@@ -40,9 +40,9 @@ def workers(known: Settings, worker: str | None, json_: bool) -> None:
         show.as_json({"workers": rows, "node_running": running})
         return
     columns = ("worker", "status", ">pid", ">gen", ">job", ">MB", ">crashes", "last beat", "what")
-    show.table(columns, map(_row, rows), "no workers are known; start a node with 'ostler up'")
+    show.table(columns, map(_row, rows), "no workers; start a node with 'ostler up'")
     if not running:
-        print("no node is running: this is what was last known")
+        print("no node is running; this is the last known state")
 
 
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
@@ -85,13 +85,13 @@ def _one(opened: Any, row: dict[str, Any], json_: bool) -> None:
         )
         for e in exits
     ]
-    show.table(("ended", ">gen", "kind", "how", "item", ">peak MB"), shown, "it has never ended")
+    show.table(("ended", ">gen", "kind", "how", "item", ">peak MB"), shown, "no exits")
     for line in exits[0]["log"][-10:] if exits else ():
         show.console().print(f"  | {line}")
 
 
 def _verb(name: str, help_: str, done: str) -> click.Command:
-    @click.command(name, help=f"{help_} Named as `ostler workers` shows it; of any node.")
+    @click.command(name, help=f"{help_} WORKER is a name that `ostler workers` shows, or a pool, on any node.")
     @click.argument("worker", nargs=-1, required=True)
     @where
     def command(known: Settings, worker: tuple[str, ...]) -> None:
@@ -125,19 +125,19 @@ def _answered(opened: Store, node: str, wish: int) -> str | None:
     until = time.monotonic() + _ANSWER
     while (answer := opened.nodes.answer(wish)) is None:
         if time.monotonic() > until:
-            return f"asked; node {node} has not answered yet"
+            return f"requested; node {node} has not answered yet"
         time.sleep(0.05)
     if error := answer.get("error"):
         raise client.refusal(error["status"], error["message"])
     return None
 
 
-drain = _verb("drain", "WORKER (or a pool) finishes what it has, exits and stays stopped.", "drains")
+drain = _verb("drain", "Let WORKER finish its current work, exit and stay stopped.", "is draining")
 restart = _verb(
-    "restart", "Reset WORKER (or a pool) and start it; a running one finishes what it has first.", "restarts"
+    "restart", "Restart WORKER after it has finished its current work; also clears a failed state.", "is restarting"
 )
-reset = _verb("reset", "Forget the crashes of WORKER (or a pool): failed becomes stopped.", "is reset")
-kill = _verb("kill", "SIGKILL WORKER (or a pool) now. Its job counts a crash.", "was killed")
+reset = _verb("reset", "Clear the crash history of WORKER, so that a failed worker can be started again.", "was reset")
+kill = _verb("kill", "Kill WORKER with SIGKILL. Its job counts a crash and runs again.", "was killed")
 
 
 def _flag(name: str, help_: str) -> click.Command:
@@ -152,7 +152,7 @@ def _flag(name: str, help_: str) -> click.Command:
             _flag_in_store(known, pool, paused=name == "pause")
         print(f"{', '.join(pool) or 'all pools'} {name}d")
         if pool and name == "resume" and not _is_enabled(known):
-            print("all pools are still paused; to go on: ostler resume")
+            print("all pools are still paused; to resume them: ostler resume")
 
     return command
 
@@ -179,5 +179,5 @@ def _flag_in_store(known: Settings, pools: tuple[str, ...], *, paused: bool) -> 
                 opened.nodes.wish(node["id"], "resume", pool)
 
 
-pause = _flag("pause", "Workers of POOL (default: all) stay alive and take nothing new.")
-resume = _flag("resume", "Workers of POOL (default: all) take work again; stopped ones start, failed ones do not.")
+pause = _flag("pause", "Stop taking new work in POOL (default: all pools); running work continues.")
+resume = _flag("resume", "Take work again in POOL (default: all pools). Starts stopped workers, but not failed ones.")

@@ -65,7 +65,7 @@ def outcome(view: View, timeout: float | timedelta | None = None) -> Any:
     error = view["error"] or {}
     kind = JobCancelled if status == "cancelled" else JobFailed
     message = error.get("message") or "it does not say why"
-    raise kind(job, task, error.get("code") or "CANCELLED", message, error.get("traceback"))
+    raise kind(job, task, error.get("code") or "CANCELLED", message, error.get("traceback"), view["errors"])
 
 
 def _state(view: View) -> str:
@@ -250,14 +250,19 @@ class Awaiting:
         except (CallError, TimeoutError, ValueError):  # the store knows, too
             return None
 
-    def look(self, job: int, *, explained: bool = False) -> View:
-        """The job as the store has it now, on request with the reason why it waits. Raises NotFound."""
+    def look(self, job: int, *, explained: bool = False, errors: bool = False) -> View:
+        """The job as the store has it now, on request with the reason why it waits. Raises NotFound.
+
+        A job that failed or was cancelled has the errors of its runs with it, any other on request.
+        """
         settings = self.producer.settings
 
         def read(store: Store) -> View:
             from ostler.jobs.waiting import explain  # noqa: PLC0415
 
             found = store.jobs.find(job)
+            if errors or found["status"] in ("failed", "cancelled"):
+                found["errors"] = store.jobs.errors(job)
             if explained:
                 nobody = not store.db.shared and node_url(settings) is None
                 found["waiting_for"] = explain(store, job, store.now(), nobody=nobody)

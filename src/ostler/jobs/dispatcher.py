@@ -37,6 +37,7 @@ from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Doing, Exit, Left, Worker
 from ostler.store import now_ms
+from ostler.store.artifacts import ArtifactRow
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
 from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
@@ -68,6 +69,7 @@ class Dispatcher:
         watermarks: Mapping[str, int] | None = None,
     ) -> None:
         self._intake, self._bus, self._member = intake, bus, member
+        self._home = member.home  # where artifacts are, if they are in this data directory
         self._policy = Policy(
             settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter, settings.crash_delay
         )
@@ -279,6 +281,8 @@ class Dispatcher:
 
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
         """What a job printed."""
+        if seat := self._seats.get(worker):
+            self.deadlines.printed(seat, lines)
         self._logs.append(int(label), lines)
         self._bus.send(Printed(f"job:{label}"))
 
@@ -315,12 +319,13 @@ class Dispatcher:
                 if ran := self._at(seat, job, fence):
                     draw = random.uniform(-1, 1)  # noqa: S311
                     self._end(seat, ran, verdict.failure(ran, kind, what, after, self._policy, draw))
-            case ["note", job, fence, event, progress, stage, data]:
+            case ["note", job, fence, event, progress, stage, data, *published]:
                 text = None if data is None else json.dumps(data)
-                self._outbox.note(Note(job, fence, event, now_ms(), progress, stage, text))
+                artifact = ArtifactRow(job, published[0][0], self._home, *published[0][1:]) if published else None
+                self._outbox.note(Note(job, fence, event, now_ms(), progress, stage, text, artifact))
                 self._bell.set()
-            case ["holds", job, fence]:
-                answer = self._loop.create_task(self._answer(worker, job, fence))
+            case ["holds", job, fence, key]:
+                answer = self._loop.create_task(self._answer(worker, job, fence, key))
                 self._answers.add(answer)
                 answer.add_done_callback(self._answers.discard)
             case ["back", jobs]:
@@ -328,20 +333,20 @@ class Dispatcher:
             case _:
                 log.warning("%s sent an unknown frame %r", worker.component, frame[0])
 
-    async def _answer(self, worker: Worker, job: int, fence: int) -> None:
+    async def _answer(self, worker: Worker, job: int, fence: int, key: str | None) -> None:
         """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
         try:
-            holds = await self._held(worker, job, fence)
+            holds = await self._held(worker, job, fence, key)
         except Exception as error:  # noqa: BLE001
             log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
             holds = False
         worker.send("held", job, fence, holds)
 
-    async def _held(self, worker: Worker, job: int, fence: int) -> bool:
+    async def _held(self, worker: Worker, job: int, fence: int, key: str | None) -> bool:
         """It waits as long as the store is away: only the job's own deadline ends that."""
         while True:
             try:
-                return await self._intake.call(lambda store: store.jobs.hold(job, fence), patience=30.0)
+                return await self._intake.call(lambda s: s.jobs.hold(job, fence, key, self._home), patience=30.0)
             except StoreGone:
                 raise
             except StoreBusy:
@@ -410,18 +415,19 @@ class Dispatcher:
                 self._bus.send(JobTook(claim.id, claim.task, claim.worker, seconds))
             return
         error = json.loads(result.error) if result.error else {}
-        said = (error.get("code"), error.get("message"))
+        said = (error.get("code"), error.get("message"), claim.attempt, claim.attempts)
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         if seat.timed_out:
-            return verdict.timed_out(ran, self._policy)
+            return verdict.timed_out(ran, self._policy, seat.last_lines())
         if seat.cancel_by is not None:
             return verdict.cancelled(ran)
         if end.kind == "asked":
             return verdict.aborted(ran)
         how = ends.words(end.reason, end.code, end.signal)
-        return verdict.crashed(ran, end.reason, how, self._policy, doubtful=seat.worker.pool.doubtful)
+        doubtful, printed = seat.worker.pool.doubtful, seat.last_lines()
+        return verdict.crashed(ran, end.reason, how, self._policy, printed, doubtful=doubtful)
 
     def _came_back(self, seat: Seat, jobs: set[int]) -> None:
         at = now_ms()

@@ -24,7 +24,7 @@ from ostler.jobs.results import LostClaim
 if TYPE_CHECKING:
     from ostler.task import Task
 
-_TRACE = 8000
+_TRACE, _HEAD = 8000, 2000  # characters of a traceback that are kept, and how many of them from its beginning
 _NOT_THEIRS = (
     str(Path(__file__).parent),
     str(Path(traceback.__file__).parent / "asyncio"),
@@ -85,10 +85,10 @@ def _failed(error: BaseException, *, cancelled: bool) -> tuple[str, dict[str, st
     words = _words(error)
     message = (words or type(error).__name__) if expected else f"{type(error).__name__}: {words}"
     what = {"code": _words(code)[:200], "message": message[:2000]}
-    if not expected or (error.__cause__ is not None and kind == "permanent"):
+    if not expected or error.__cause__ is not None:
         with contextlib.suppress(Exception):  # an exception may break while it is shown
             trace = traceback.format_exception(type(error), error, _own(error.__traceback__))
-            what["traceback"] = "".join(trace)[-_TRACE:]
+            what["traceback"] = shortened("".join(trace))
     return kind, what, after if is_wait(after) else None
 
 
@@ -134,6 +134,13 @@ def _own(trace: TracebackType | None) -> TracebackType | None:
     while first is not None and first.tb_frame.f_code.co_filename.startswith(_NOT_THEIRS):
         first = first.tb_next
     return first or trace
+
+
+def shortened(text: str) -> str:
+    """A traceback of bounded length: what is left out is its middle. The first cause stands at the beginning, the exception at the end."""
+    if len(text) <= _TRACE:
+        return text
+    return f"{text[:_HEAD]}\n… {len(text) - _TRACE:,} characters left out …\n{text[_HEAD - _TRACE :]}"
 
 
 def _words(value: object) -> str:

@@ -16,6 +16,7 @@ from ostler.jobs.progress import Throttle
 from ostler.jobs.signature import check_depth
 
 if TYPE_CHECKING:
+    from ostler.jobs.artifacts import JobArtifact
     from ostler.jobs.results import Published, Results
 
 _EVENTS = 10_000  # named events of one run; what a job prints is for more
@@ -38,7 +39,7 @@ class Job:
         self.id = id
         self.task = task
         self.attempt = attempt
-        """The number of this run, from 1."""
+        """Which of the attempts this run is, from 1. A run that did not count, as after a shutdown, has the same number again."""
         self.crashes = crashes
         """How often this job has taken a worker down before."""
         self.fence = fence
@@ -52,7 +53,7 @@ class Job:
         self._throttle = Throttle()
         self._events = 0
         self._scratch: Path | None = None
-        self._holds: Callable[[], bool] = lambda: True
+        self._holds: Callable[[str | None], bool] = lambda _: True
 
     def progress(self, percent: float, stage: str | None = None) -> None:
         """Report how far it is (0 to 100). Cheap to call often: only real news is stored. Never goes back."""
@@ -70,6 +71,9 @@ class Job:
 
     def event(self, name: str, data: Any = None) -> None:
         """Write a named event with JSON data into the job's timeline. Of a run's own events the first 10,000 are kept."""
+        self._tell(name, data)
+
+    def _tell(self, name: str, data: Any, published: Published | None = None) -> None:
         try:
             text = json.dumps(data, allow_nan=False)
             check_depth(text)
@@ -82,11 +86,12 @@ class Job:
                 f"event {name!r} of job {self.id}: its data is {len(text)} bytes as JSON, more than {_EVENT_BYTES}"
             )
         self._events += 1
-        if self._events > _EVENTS and name != "uploaded":  # a loop that tells everything; that it was cut is told once
+        if self._events > _EVENTS and published is None:  # a loop that tells everything; that it was cut is told once
             if self._events > _EVENTS + 1:
                 return
             name, data = "events:limit", {"kept": _EVENTS}
-        self._say("note", *self._claim, _clean(name), None, None, data)
+        more = [] if published is None else [[published.key, published.at, published.size, published.sha256]]
+        self._say("note", *self._claim, _clean(name), None, None, data, *more)
 
     @property
     def scratch(self) -> Path:
@@ -95,7 +100,7 @@ class Job:
             if self._scratch is None:
                 from ostler.jobs import scratch  # noqa: PLC0415
 
-                self._scratch = scratch.make(_data() / "scratch", self.id, self.attempt)
+                self._scratch = scratch.make(_data() / "scratch", *self._claim)
             return self._scratch
 
     @property
@@ -110,13 +115,13 @@ class Job:
 
         Raises LostClaim when another run owns it by now. Writes the event `uploaded`.
         """
-        from ostler.jobs.results import LostClaim  # noqa: PLC0415
+        from ostler.jobs.results import LostClaim, check_key  # noqa: PLC0415
 
-        if not self._holds():
+        if not self._holds(check_key(key)):
             raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
         origin = os.environ.get("OSTLER_ORIGIN", "")
-        published = self.results.put(Path(path), key, self.fence, origin, self.id, self._holds)
-        self.event("uploaded", {"key": key, "size": published.size, "sha256": published.sha256})
+        published = self.results.put(Path(path), key, self.fence, origin, self.id, lambda: self._holds(None))
+        self._tell("uploaded", {"key": key, "size": published.size, "sha256": published.sha256}, published)
         return published
 
     def published(self, key: str, check: Callable[[Path], object] | None = None) -> Published | None:
@@ -128,6 +133,16 @@ class Job:
 
         return results.valid(self.results, key, self.scratch, check, os.environ.get("OSTLER_ORIGIN", ""))
 
+    def artifact(self, key: str) -> JobArtifact:
+        """What any job has published under the key: to read, or as a local file (`.path()`). Raises NotFound."""
+        from ostler import config  # noqa: PLC0415
+        from ostler.jobs.artifacts import JobArtifact, Reader, by_store  # noqa: PLC0415
+
+        settings = config.load()
+        reader = Reader(settings, by_store(settings))
+        found = reader.artifact(key)
+        return JobArtifact(key, found.size, found.sha256, found.type, found.at, reader, lambda: self.scratch)
+
     def check(self) -> None:
         """Raise `Cancelled` when somebody asked to cancel the job."""
         if self.cancelled:
@@ -138,7 +153,7 @@ class Job:
         if self._scratch is not None:
             from ostler.jobs import scratch  # noqa: PLC0415
 
-            scratch.settle(_data() / "scratch", self.id, self.attempt, success=success)
+            scratch.settle(_data() / "scratch", *self._claim, success=success)
 
     def __repr__(self) -> str:
         return f"<Job {self.id} {self.task} attempt {self.attempt}>"

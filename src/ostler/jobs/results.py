@@ -26,6 +26,7 @@ from ostler.errors import BadArguments, ConfigError, OstlerError
 _CHUNK = 1 << 20
 _PARTS = ".parts"  # in the root: no key begins with a dot
 _NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
+_KEY, _PART = 1000, 240  # bytes of a key, and of a name in it: file systems take 255, buckets 1024 in all
 
 
 class LostClaim(OstlerError):
@@ -66,11 +67,17 @@ class Results(Protocol):
     def open(self, key: str) -> IO[bytes]:
         """The artifact's bytes."""
 
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        """The artifact and its bytes, both of the same publish; None when nothing valid is there."""
+
     def fetch(self, key: str, to: Path) -> Path:
         """A local file with the artifact's bytes; `to` is written only where the artifact is not local."""
 
     def delete(self, key: str) -> None:
         """Remove the artifact and its note."""
+
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        """`delete`, if what is there was published by this job; whether it was."""
 
     def forget(self, job: int, origin: str = "") -> None:
         """Remove what this job has published under keys that begin with its id."""
@@ -90,15 +97,19 @@ def connect(url: str, data: Path) -> Results:
 
 def check_key(key: str) -> str:
     """The key, when it names a place inside the store; raises BadArguments."""
-    parts = key.split("/") if isinstance(key, str) else [""]
+    text = key.encode(errors="replace") if isinstance(key, str) else b""
+    parts = text.split(b"/")
     if (
-        not isinstance(key, str)
-        or key.startswith("/")
-        or "\0" in key
-        or "\\" in key
-        or any(not p or p.startswith(".") for p in parts)
+        b"\0" in text
+        or b"\\" in text
+        or any(not p or p.startswith(b".") or len(p) > _PART for p in parts)
+        or len(text) > _KEY
+        or text.decode() != key  # half of a surrogate pair
     ):
-        raise BadArguments(f"{key!r} is not a usable key: write something like {'{job.id}'}/clip.mp4")
+        raise BadArguments(
+            f"{key!r:.200} is not a usable key: write something like {'{job.id}'}/clip.mp4, of at most {_KEY} bytes and {_PART} in each "
+            "part, where no part is empty or begins with a dot"
+        )
     return key
 
 
@@ -122,7 +133,7 @@ class LocalResults:
         note = temporary.with_name(f"{temporary.name}.note")
         try:
             size, digest = _copy(source, temporary, own=self._own)
-            with _locked(target.parent) as folder:
+            with self._made(target.parent) as folder:
                 _check_fence(self.find(key), key, fence, origin, job, holds)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
                 _write(note, json.dumps(published._asdict()), own=self._own)
@@ -135,16 +146,39 @@ class LocalResults:
             note.unlink(missing_ok=True)
         return published
 
+    @contextlib.contextmanager
+    def _made(self, folder: Path) -> Iterator[int]:
+        """A folder that was made, locked. Who deletes the last file of a folder deletes that, too, until somebody else has locked it."""
+        while True:
+            with contextlib.ExitStack() as stack:
+                is_there = False
+                with contextlib.suppress(FileNotFoundError):
+                    descriptor = stack.enter_context(_locked(folder))
+                    is_there = os.path.samestat(os.fstat(descriptor), folder.stat())
+                if is_there:
+                    yield descriptor
+                    return
+            with contextlib.suppress(FileNotFoundError):
+                _make(folder, self.root, own=self._own)
+
     def find(self, key: str) -> Published | None:
         target = self.path(key)
+        note = _read(_note(target))
         try:
-            note = Published(**json.loads(_note(target).read_text(encoding="ascii")))
-            return note if target.stat().st_size == note.size else None
-        except (OSError, ValueError, TypeError):
+            return note if note is not None and target.stat().st_size == note.size else None
+        except OSError:
             return None
 
     def open(self, key: str) -> IO[bytes]:
         return self.path(key).open("rb")
+
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        try:
+            with _locked(self.path(key).parent, fcntl.LOCK_SH):  # a publish moves its two files under this lock
+                found = self.find(key)
+                return None if found is None else (found, self.open(key))
+        except OSError:
+            return None
 
     def fetch(self, key: str, to: Path) -> Path:
         return self.path(key)
@@ -157,13 +191,19 @@ class LocalResults:
             for folder in target.parents[: len(key.split("/")) - 1]:
                 folder.rmdir()
 
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        target = self.path(key)
+        with contextlib.suppress(FileNotFoundError), _locked(target.parent):
+            note = _read(_note(target))
+            if note is not None and (note.job, note.origin) == (job, origin):
+                self.delete(key)
+                return True
+        return False
+
     def forget(self, job: int, origin: str = "") -> None:
-        folder = self.root / str(job)
-        for note in list(folder.rglob(f".*{_NOTE}")):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                found = Published(**json.loads(note.read_text(encoding="ascii")))
-                if (found.job, found.origin) == (job, origin):
-                    self.delete(found.key)
+        for path in list((self.root / str(job)).rglob(f".*{_NOTE}")):
+            if note := _read(path):
+                self.remove(note.key, job, origin)
 
     def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
         deleted = 0
@@ -228,6 +268,13 @@ class RemoteResults:
         opened: IO[bytes] = self._fs.open(self._at(key), "rb")
         return opened
 
+    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
+        found = self.find(key)
+        try:
+            return None if found is None else (found, self.open(key))
+        except FileNotFoundError:
+            return None
+
     def fetch(self, key: str, to: Path) -> Path:
         self._fs.get_file(self._at(key), str(to))
         return to
@@ -237,13 +284,24 @@ class RemoteResults:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        try:
+            note = Published(**json.loads(self._fs.cat_file(_beside(self._at(key)))))
+        except (FileNotFoundError, ValueError, TypeError):
+            return False
+        if (note.job, note.origin) == (job, origin):
+            self.delete(key)
+            return True
+        return False
+
     def forget(self, job: int, origin: str = "") -> None:
+        root = self._root.rstrip("/")
         with contextlib.suppress(FileNotFoundError):
-            for path in self._fs.find(f"{self._root.rstrip('/')}/{job}"):
-                if path.endswith(_NOTE):
-                    found = Published(**json.loads(self._fs.cat_file(path)))
-                    if (found.job, found.origin) == (job, origin):
-                        self.delete(found.key)
+            for path in self._fs.find(f"{root}/{job}"):
+                folder, _, name = path.rpartition("/")
+                if name.startswith(".") and name.endswith(_NOTE):
+                    key = f"{folder}/{name[1 : -len(_NOTE)]}".removeprefix(root).lstrip("/")
+                    self.remove(key, job, origin)
 
     def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
         deleted = 0
@@ -307,6 +365,13 @@ def _copy(source: Path, target: Path, *, own: bool) -> tuple[int, str]:
     return size, digest.hexdigest()
 
 
+def _read(note: Path) -> Published | None:
+    try:
+        return Published(**json.loads(note.read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
 def _note(target: Path) -> Path:
     return target.with_name(f".{target.name}{_NOTE}")
 
@@ -348,11 +413,11 @@ def _make(folder: Path, root: Path, *, own: bool) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[int]:
+def _locked(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[int]:
     """Check and move are one step for all processes of this machine."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        fcntl.flock(descriptor, how)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -167,15 +167,15 @@ class Runner:
             self._line.clear()
         self.channel.send("back", ids)
 
-    def _holds(self, job: int, fence: int) -> bool:
-        """Ask the node whether this claim is still the job's. No answer is no, and stays no: an answer that comes too late must
+    def _holds(self, job: int, fence: int, key: str | None) -> bool:
+        """Ask the node whether this claim is still the job's, and may publish under the key. No answer is no, and stays no: an answer that comes too late must
         not be taken for that of a later question. Threads of the job ask one after another.
         """
         with self._asking:
             if self._held.get((job, fence)) is False:
                 return False
             self._held.clear()
-            self.channel.send("holds", job, fence)
+            self.channel.send("holds", job, fence, key)
             with self._turn:
                 self._turn.wait_for(lambda: (job, fence) in self._held, timeout=60)
                 return self._held.setdefault((job, fence), False)

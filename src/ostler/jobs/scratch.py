@@ -1,4 +1,4 @@
-"""Scratch (seed 002, R9): a private directory per attempt. Standard library alone.
+"""Scratch (seed 002, R9): a private directory per run. Standard library alone.
 
 Deleted on success (unless KEEP_SCRATCH_ON_SUCCESS=1), kept on failure for a look, swept by age and by total size.
 """
@@ -21,31 +21,31 @@ _YOUNG = 600.0
 _PASSES = 3  # for what appears while a folder is emptied
 
 
-def place(root: Path, job: int, attempt: int) -> Path:
-    """Where the attempt's directory is, made or not."""
-    return root / str(job) / str(attempt)
+def place(root: Path, job: int, run: int) -> Path:
+    """Where the run's directory is, made or not. The number of a run is its fence."""
+    return root / str(job) / str(run)
 
 
-def make(root: Path, job: int, attempt: int) -> Path:
-    """The attempt's directory, empty: an aborted run with the same number may have left something."""
-    path = place(root, job, attempt)
+def make(root: Path, job: int, run: int) -> Path:
+    """The run's directory, empty: after a power cut there may be an earlier one with the same number."""
+    path = place(root, job, run)
     if left := delete(path):
-        path.replace(path.with_name(f"{attempt}-{secrets.token_hex(4)}"))  # swept with the job
+        path.replace(path.with_name(f"{run}-{secrets.token_hex(4)}"))  # swept with the job
         log.warning("job %d: what an earlier run left in its scratch could not be deleted: %s", job, left)
     return private.make(path)
 
 
-def settle(root: Path, job: int, attempt: int, *, success: bool) -> None:
+def settle(root: Path, job: int, run: int, *, success: bool) -> None:
     """After a run: delete what succeeded, keep what failed and say how large it is. Raises nothing: the run is over."""
-    path = place(root, job, attempt)
+    path = place(root, job, run)
     try:
         if success and os.environ.get("KEEP_SCRATCH_ON_SUCCESS") != "1":
-            if left := delete(path.parent if attempt == 1 else path):
+            if left := delete(path.parent if run == 1 else path):
                 log.warning("job %d: its scratch could not be deleted: %s", job, left)
             with contextlib.suppress(OSError):
                 path.parent.rmdir()
         elif not success and path.exists():
-            log.warning("job %d, attempt %d failed; its scratch is kept: %s (%d bytes)", job, attempt, path, size(path))
+            log.warning("job %d: a run failed, and its scratch is kept: %s (%d bytes)", job, path, size(path))
     except Exception:
         log.exception("job %d: its scratch could not be settled", job)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from ostler.jobs.execute import shortened
 from ostler.lifecycle.worker import Worker
 from ostler.store.rows import Claim
 
@@ -34,6 +35,12 @@ class Seat:
         self.cancel_by = None
         if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
             self.kill_by = None
+
+    def last_lines(self) -> str | None:
+        """What the run of the first job in hand printed last; None when that was nothing."""
+        process = self.worker.process
+        said = None if process is None else process.said(str(self.jobs[0].id))
+        return None if said is None else shortened(said)
 
 
 class Durations:

@@ -57,6 +57,12 @@ class Ran(NamedTuple):
     def requeue(self, event: str, **more: Any) -> Requeue:
         return Requeue(self.claim.id, self.claim.fence, event, self.ended, **more)
 
+    def failure(self, kind: str, what: dict[str, Any]) -> str:
+        """How it failed, as the job's errors keep it."""
+        run = {"attempt": self.claim.attempt, "worker": self.claim.worker, "kind": kind}
+        told = {"code": what["code"], "message": what["message"], "traceback": what.get("traceback")}
+        return json.dumps({**run, **told, "duration_ms": max(0, self.ended - self.began)})
+
 
 def done(ran: Ran, result: str) -> Finish:
     """It returned."""
@@ -65,12 +71,15 @@ def done(ran: Ran, result: str) -> Finish:
 
 def failed(ran: Ran, what: dict[str, Any]) -> Finish:
     """It failed for good; the number of attempts stays."""
-    return ran.finish("failed", "failed", error=json.dumps(what), data=_data(ran, what))
+    kept = ran.failure("exception", what)
+    return ran.finish("failed", "failed", error=json.dumps(what), data=_data(ran, what), failure=kept)
 
 
 def cancelled(ran: Ran, why: str = CANCELLED) -> Finish:
     """It was cancelled while it ran, or cancelled itself, and has ended."""
-    return ran.finish("cancelled", "cancelled", error=error("CANCELLED", why))
+    what = {"code": "CANCELLED", "message": why}
+    kept = ran.failure("cancelled", what)
+    return ran.finish("cancelled", "cancelled", error=json.dumps(what), data=_data(ran, what), failure=kept)
 
 
 def failure(
@@ -96,43 +105,47 @@ def transient(
     *,
     final: str = "RETRIES_EXHAUSTED",
     draw: float = 0.0,
+    kind: str = "exception",
 ) -> Finish | Requeue:
     """It raised: another run while attempts are left, else failed with code `final` and the last error's message."""
-    claim = ran.claim
-    used = claim.attempt - claim.excused
-    if used >= claim.attempts:
-        message = (
-            f"failed in the last of {claim.attempts} runs: {what['message']}" if claim.attempts > 1 else what["message"]
-        )
-        last = {**what, "code": final, "message": message, "cause": what["code"]}
-        return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last))
-    wait = backoff(used, policy, claim.backoff, draw) if after is None else min(max(0.0, after), LONGEST_WAIT)
-    return ran.requeue(
-        "requeued:retry", run_at=ran.ended + int(wait * 1000), error=json.dumps(what), data=_data(ran, what, after=wait)
-    )
+    claim, kept = ran.claim, ran.failure(kind, what)
+    if claim.attempt >= claim.attempts:
+        which = f" (attempt {claim.attempt} of {claim.attempts})" if claim.attempts > 1 else ""
+        last = {**what, "code": final, "message": f"{what['message']}{which}", "cause": what["code"]}
+        return ran.finish("failed", "failed", error=json.dumps(last), data=_data(ran, last), failure=kept)
+    wait = backoff(claim.attempt, policy, claim.backoff, draw) if after is None else min(max(0.0, after), LONGEST_WAIT)
+    data = _data(ran, what, after=wait)
+    run_at = ran.ended + int(wait * 1000)
+    return ran.requeue("requeued:retry", run_at=run_at, error=json.dumps(what), data=data, failure=kept)
 
 
-def timed_out(ran: Ran, policy: Policy) -> Finish | Requeue:
+def timed_out(ran: Ran, policy: Policy, printed: str | None = None) -> Finish | Requeue:
     """It ran longer than its timeout and was killed: transient, but the last code says TIMEOUT."""
     what = {
         "code": "TIMEOUT",
-        "message": f"ran longer than its timeout of {ran.claim.timeout} s and was killed with its processes",
+        "message": f"ran longer than its timeout of {ran.claim.timeout:g} s and was killed with its processes",
+        **_printed(printed),
     }
-    return transient(ran, what, policy, final="TIMEOUT")
+    return transient(ran, what, policy, final="TIMEOUT", kind="timeout")
 
 
-def crashed(ran: Ran, reason: str, detail: str, policy: Policy, *, doubtful: bool = False) -> Finish | Requeue:
+def crashed(
+    ran: Ran, reason: str, detail: str, policy: Policy, printed: str | None = None, *, doubtful: bool = False
+) -> Finish | Requeue:
     """Its process died under it: run again at most `crash_limit` times, whatever attempts are left; then it is TOXIC.
 
     The first time it runs again at once. From the second on it waits `crash_delay` and goes to the end of its queue, so that
     good jobs prove whether it is the job or the environment that crashes. Where nothing finishes (`doubtful`) it is not
-    condemned, and goes on waiting for that proof.
+    condemned, and goes on waiting for that proof; nor does the run count as an attempt. Neither does a crash in the last
+    attempt, which would be numbered above `attempts` when it is run again.
     """
     crashes = ran.claim.crashes + 1
     what = {
         "code": "OOM" if reason == "oom" else "CRASH",
         "message": f"the worker {ran.claim.worker} died while running it: {detail}",
+        **_printed(printed),
     }
+    kept = ran.failure("crash", what)
     if crashes > policy.crash_limit and not doubtful:
         last = {
             **what,
@@ -140,10 +153,13 @@ def crashed(ran: Ran, reason: str, detail: str, policy: Policy, *, doubtful: boo
             "cause": what["code"],
             "message": f"took its worker down {crashes} times; last: {what['message']}",
         }
-        return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last))
+        return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last), failure=kept)
     later = {"run_at": ran.ended + int(policy.crash_delay * 1000), "last": 1} if crashes > 1 else {}
     data = _data(ran, what, crashes=crashes)
-    return ran.requeue("requeued:crash", crash=1, error=json.dumps(what), data=data, **later)
+    excused = int(doubtful or ran.claim.attempt >= ran.claim.attempts)
+    return ran.requeue(
+        "requeued:crash", crash=1, excused=excused, error=json.dumps(what), data=data, failure=kept, **later
+    )
 
 
 def snoozed(ran: Ran, after: float) -> Requeue:
@@ -160,6 +176,10 @@ def aborted(ran: Ran) -> Requeue:
 def returned(ran: Ran, why: str) -> Requeue:
     """Handed over, never begun: back as if nothing had been."""
     return ran.requeue("returned", refund=1, data=json.dumps({"reason": why}))
+
+
+def _printed(lines: str | None) -> dict[str, str]:
+    return {"traceback": lines} if lines else {}
 
 
 def _data(ran: Ran, what: dict[str, Any] | None = None, **more: Any) -> str:

@@ -76,8 +76,9 @@ class JobLines:
                 why = f"{code}: {_short(message)}" if message else code
                 text = f"job {job} ({task}) failed on {worker} after {seconds:.1f} s: {why}; see: ostler jobs {job}"
                 self._line(logging.WARNING, text)
-            case JobEnded(job, task, _, worker, "requeued:retry", seconds, _, message):
-                text = f"job {job} ({task}) is retried: it raised {_short(message)} on {worker} after {seconds:.1f} s"
+            case JobEnded(job, task, _, worker, "requeued:retry", seconds, _, message, attempt, attempts):
+                which = f"attempt {attempt} of {attempts}"
+                text = f"job {job} ({task}) failed in {which} on {worker} after {seconds:.1f} s and is retried: {_short(message)}"
                 self._line(logging.INFO, text)
 
     def _line(self, level: int, text: str) -> None:

@@ -16,10 +16,11 @@ from urllib.parse import urlencode, urlsplit
 from ostler.errors import BadArguments, NotFound, Unreachable
 from ostler.jobs.logs import JobLogs
 from ostler.lifecycle.logs import Reader, worker_log
+from ostler.store import identity
 from ostler.store.fleet import Fleet
 from ostler.store.store import Store
 
-SECRET = "node_secret"  # noqa: S105  the key in the store, not the secret
+SECRET = identity.SECRET
 PATH = "/api/v1/inner/log"
 BY = "Ostler-Forwarded-By"
 """The header that names who asks on behalf of somebody else. Such a request is never passed on."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Worker
-from ostler.sessions.registry import Admission, WorkerKey
+from ostler.sessions.registry import Admission, WorkerEntry, WorkerKey
 from ostler.sessions.spec import SessionSpec
 
 
@@ -40,6 +40,20 @@ class Serving:
     @property
     def key(self) -> WorkerKey:
         return WorkerKey(self.worker.component, self.worker.generation)
+
+    def entry(self) -> WorkerEntry:
+        """As the registry knows it."""
+        options = self.spec.options
+        return WorkerEntry(
+            *self.key,
+            pool=self.spec.name,
+            serves=self.spec.serves,
+            address=str(self.info["address"]),
+            slots=options.slots,
+            lifetime=options.lifetime,
+            served=self.worker.served,
+            versions=tuple(str(v) for v in (self.info.get("versions") or options.versions)),
+        )
 
 
 @dataclass(slots=True, eq=False)

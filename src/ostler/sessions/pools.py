@@ -16,15 +16,12 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
-from ostler.events import Bus, PoolPaused, SessionBegan, SessionEnded, SessionsTouched, WorkerBroken, WorkerDrained
-from ostler.lifecycle import ends
-from ostler.lifecycle.process import Ended as Exited
-from ostler.lifecycle.state import Status
+from ostler.events import Bus, PoolPaused, SessionBegan, SessionEnded, SessionsTouched
 from ostler.lifecycle.wire import Frame
-from ostler.lifecycle.worker import Exit, Left, Worker
+from ostler.lifecycle.worker import Worker
 from ostler.sessions import figures
 from ostler.sessions.held import Counts, Live, Serving
-from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerEntry, WorkerKey
+from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerKey
 from ostler.sessions.spec import SessionSpec
 from ostler.store import now_ms
 
@@ -50,7 +47,7 @@ class SessionPools:
         *,
         beat: float,
     ) -> None:
-        self.specs, self.registry, self._bus, self._every = dict(specs), registry, bus, beat
+        self.specs, self.registry, self.bus, self._every = dict(specs), registry, bus, beat
         self.supervisor: Supervisor
         self.neighbours: Neighbours | None = None
         self.removed: Callable[[Worker], None] = lambda _: None  # a worker and its family are gone
@@ -70,7 +67,7 @@ class SessionPools:
         loop = asyncio.get_running_loop()
         await self.registry.start()
         self.registry.rung = self.look_soon
-        self._bus.listen(self._noticed)
+        self.bus.listen(self._noticed)
         self._tasks = [
             loop.create_task(self._turns(), name="session turns"),
             loop.create_task(self._beats(), name="session beats"),
@@ -120,6 +117,10 @@ class SessionPools:
                 "relay-lost",
                 {"text": "ostler: the relay has died", "bytes_in": live.bytes_in, "bytes_out": live.bytes_out},
             )
+
+    @property
+    def has_plane(self) -> bool:
+        return self._send is not None
 
     def say(self, *frame: object) -> bool:
         """Tell the plane; False while there is none."""
@@ -185,10 +186,10 @@ class SessionPools:
         self.first_in_line, self.waiting = facts.get("lines", {}), facts.get("lines_total", {})
         for name, counts in facts.get("counts", {}).items():
             self.counters(name).plane = Counter(counts)
-        self._touched()
+        self.touched()
 
-    def _touched(self) -> None:
-        self._bus.send(SessionsTouched())
+    def touched(self) -> None:
+        self.bus.send(SessionsTouched())
 
     def counters(self, name: str) -> Counts:
         """Of the sessions of one public name."""
@@ -219,12 +220,12 @@ class SessionPools:
             serving.worker.send("open", session, {**about, **ticket})
             loop = asyncio.get_running_loop()
             live.clock = loop.call_later(
-                _OPENS, self._refuse, live, "worker", f"the worker did not open it within {_OPENS:g} s"
+                _OPENS, self.refuse, live, "worker", f"the worker did not open it within {_OPENS:g} s"
             )
         self._wanted.append(live)
         self._news.set()
 
-    def _refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
+    def refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
         """It did not become a session."""
         if self.held.pop(live.id, None) is None:
             return
@@ -240,26 +241,26 @@ class SessionPools:
         serving.live.discard(live.id)
         if live in self._wanted:
             self._wanted.remove(live)
-        self._stop_clock(live)
+        self.stop_clock(live)
         if serving.gone is None and (serving.info.get("opens") or serving.info.get("views") or live.ticket):
             serving.worker.send("close", live.id, reason, text)
         if serving.closing and not serving.live:
             self.supervisor.wake()
 
-    def _stop_clock(self, live: Live) -> None:
+    def stop_clock(self, live: Live) -> None:
         if live.clock is not None:
             live.clock.cancel()
             live.clock = None
 
-    def _ready(self, live: Live) -> None:
+    def ready(self, live: Live) -> None:
         """The registry has its row, or the worker has opened it: when both are true, the client is connected."""
         if not (live.has_row and live.is_open) or live.admitted:
             return
         live.admitted, live.state = True, "live"
-        self._stop_clock(live)
+        self.stop_clock(live)
         ticket = {"ticket": live.ticket} if live.ticket else {}
         self.say("admitted", live.id, {**(live.opened or {}), **ticket})
-        self._bus.send(SessionBegan(live.serving.spec.serves, float(live.about.get("waited_ms") or 0) / 1000))
+        self.bus.send(SessionBegan(live.serving.spec.serves, float(live.about.get("waited_ms") or 0) / 1000))
 
     def _over(self, live: Live, reason: str, about: Mapping[str, Any]) -> None:
         """It has ended."""
@@ -281,12 +282,12 @@ class SessionPools:
             )
             self._news.set()
         lasted, name, owner = time.monotonic() - live.asked, serving.spec.serves, str(live.about.get("owner") or "")
-        self._bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
+        self.bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
             self.supervisor.finished(serving.worker, idle=not serving.live, counts=False)
         elif serving.buried and not serving.live:
-            self._unregister(serving)
-        self._touched()
+            self.unregister(serving)
+        self.touched()
 
     async def _turns(self) -> None:
         """Ends and admissions go to the registry together, as many as have gathered while the last turn was written."""
@@ -300,11 +301,11 @@ class SessionPools:
             except OstlerError as error:
                 log.warning("the registry of sessions: %s", error)
                 for live in wanted:
-                    self._refuse(live, "registry", str(error), 2.0)
+                    self.refuse(live, "registry", str(error), 2.0)
             except Exception:
                 log.exception("a turn of sessions failed; it goes on")
                 for live in wanted:
-                    self._refuse(
+                    self.refuse(
                         live, "registry", "the registry of sessions failed; the node's log has the details", 2.0
                     )
             else:
@@ -318,171 +319,33 @@ class SessionPools:
                 self._news.set()
         elif verdict.ok:
             live.has_row = True
-            self._ready(live)
+            self.ready(live)
         elif verdict.why in ("full", "unknown") and not live.again:
             # The registry has what is over, or has not what is there: the next beat puts that right, and it is tried once more.
             live.again = True
             self._hurry.set()
             asyncio.get_running_loop().call_later(_AGAIN, self._ask_again, live)
         else:
-            self._refuse(live, "worker", f"the registry does not admit it: {verdict.why}")
+            self.refuse(live, "worker", f"the registry does not admit it: {verdict.why}")
 
     def _ask_again(self, live: Live) -> None:
         if live.id in self.held:
             self._wanted.append(live)
             self._news.set()
 
-    # ---- workers, as their tenant hears of them
-
-    def is_up(self, worker: Worker) -> None:
-        spec = self.specs[worker.pool.spec.name]
-        info = dict(worker.info)
-        if (address := self.address(worker, spec)) is not None:
-            info |= {"address": address, "path": spec.path}
-        serving = Serving(worker, spec, info)
-        self.workers[serving.key] = serving
-        self.supervisor.spawn_task(self._announce(serving), f"announce {worker.component}")
-
-    async def _announce(self, serving: Serving) -> None:
-        """Registered, then known to the plane. A registry that is away does not hold the worker back: the next beat registers it."""
-        await self._try(self.registry.announce(self._entry(serving)))
-        if serving.gone is None:
-            self._say_up(serving)
-            self._touched()
-
-    def _entry(self, serving: Serving) -> WorkerEntry:
-        options, info = serving.spec.options, serving.info
-        versions = tuple(str(v) for v in (info.get("versions") or options.versions))
-        return WorkerEntry(
-            *serving.key,
-            pool=serving.spec.name,
-            serves=serving.spec.serves,
-            address=str(info["address"]),
-            slots=options.slots,
-            lifetime=options.lifetime,
-            served=serving.worker.served,
-            versions=versions,
-        )
+    # ---- workers
 
     def of(self, worker: Worker) -> Serving | None:
         return self.workers.get(WorkerKey(worker.component, worker.generation))
 
-    def said(self, worker: Worker, frame: Frame) -> None:
-        """What a worker says. It speaks of its own sessions alone, and what it says fits everywhere."""
-        serving = self.of(worker)
-        if serving is None:
-            return
-        match frame:
-            case ["opened", str(session), dict(endpoint)]:
-                if live := self._own(serving, session):
-                    live.is_open, live.opened = (
-                        True,
-                        {k: str(v) for k, v in endpoint.items() if k in ("address", "path")},
-                    )
-                    self._stop_clock(
-                        live
-                    )  # from now on it waits for the registry alone, and the plane knows for how long
-                    self._ready(live)
-            case ["unopened", str(session), str(text)]:
-                if live := self._own(serving, session):
-                    self._refuse(live, "worker", f"the worker could not open it: {plain(text)}")
-            case ["ended", str(session), str(text)]:
-                if live := self._own(serving, session):
-                    self.say("kill", live.id, "worker-lost", f"ostler: {plain(text)}")
-            case ["began", str(session)]:
-                if live := self._own(serving, session):
-                    self.say("began", live.id)
-            case ["over", str(session), str(reason), dict(about)]:
-                if live := self._own(serving, session):
-                    self.say("over", live.id, plain(reason), _sums(about))
-            case ["hung" | "lost" as what, str(text)]:
-                self._broken(serving, what, plain(text))
+    async def announce(self, serving: Serving) -> None:
+        """Registered, then known to the plane. A registry that is away does not hold the worker back: the next beat registers it."""
+        await self._try(self.registry.announce(serving.entry()))
+        if serving.gone is None:
+            self._say_up(serving)
+            self.touched()
 
-    def _own(self, serving: Serving, session: str) -> Live | None:
-        return self.held.get(session) if session in serving.live else None
-
-    def _broken(self, serving: Serving, what: str, text: str) -> None:
-        """What it serves is dead or does not answer: its clients are told, and it is replaced."""
-        if serving.gone is not None:
-            return
-        self._bus.send(WorkerBroken(serving.worker.component, serving.spec.serves, what, text[:200], len(serving.live)))
-        said = f"the worker hangs: {text}" if what == "hung" else text
-        serving.closing, serving.gone = True, (f"worker-{what}", f"ostler: {said}")
-        self.say("down", *serving.key, *serving.gone)
-        self.supervisor.kill(serving.worker, what)
-
-    def beat(self, worker: Worker, facts: Any) -> None:
-        serving = self.of(worker)
-        if serving is None or not isinstance(facts, dict):
-            return
-        probe_ms, mb = facts.get("probe_ms"), facts.get("pss_mb")
-        serving.probe_ms = float(probe_ms) if isinstance(probe_ms, (int, float)) else None
-        if isinstance(mb, (int, float)):
-            serving.mb = worker.rss_mb = float(mb)
-        for session, (bytes_in, bytes_out, idle) in facts.get("door", {}).items():
-            if live := self._own(serving, session):
-                live.bytes_in, live.bytes_out, live.idle = _count(bytes_in), _count(bytes_out), float(idle)
-
-    def is_busy(self, worker: Worker) -> bool:
-        serving = self.of(worker)
-        return bool(serving is not None and serving.live)
-
-    def close(self, worker: Worker) -> None:
-        """The worker leaves: no new sessions; those that it has get `drain` seconds."""
-        serving = self.of(worker)
-        if serving is None or serving.draining_since is not None:
-            return
-        serving.closing, serving.draining_since = True, time.monotonic()
-        self.say("close", *serving.key, self.supervisor.stopping)
-        loop = asyncio.get_running_loop()
-        serving.cutting = loop.call_later(serving.spec.options.drain, self._cut, serving)
-        self._touched()
-
-    def _cut(self, serving: Serving) -> None:
-        if not serving.live or serving.gone:
-            return
-        limit, serving.cut = serving.spec.options.drain, len(serving.live)
-        self.say(
-            "cut", *serving.key, "drained", f"ostler: the worker leaves, and its drain limit of {limit:g} s is over"
-        )
-
-    def is_dead(self, worker: Worker, ended: Exited) -> None:
-        """Its process has exited: its clients are told at once."""
-        serving = self.of(worker)
-        if serving is None or serving.gone is not None:
-            return
-        asked = worker.status is Status.STOPPING or worker.on_purpose
-        words = ends.words(worker.killing or ("signal" if ended.signal else "exit"), ended.code, ended.signal)
-        serving.gone = (
-            "shutdown" if asked else "worker-lost",
-            f"ostler: the worker {'has stopped' if asked else f'died ({words})'}",
-        )
-        serving.closing = True
-        self.say("down", *serving.key, *serving.gone)
-
-    def is_gone(self, worker: Worker, end: Exit) -> Left:
-        self.removed(worker)
-        serving = self.of(worker)
-        if serving is None:
-            return Left()
-        if serving.cutting is not None:
-            serving.cutting.cancel()
-        if serving.draining_since is not None:
-            took = time.monotonic() - serving.draining_since
-            self._bus.send(WorkerDrained(worker.component, serving.spec.serves, took, serving.cut))
-        serving.buried = True
-        had = bool(serving.live) or worker.served > 0
-        if serving.live and self._send is not None:
-            # The plane knows how many bytes went; it says so in a moment.
-            asyncio.get_running_loop().call_later(_SAY_ENDED, self._unregister, serving)
-        else:
-            self._unregister(serving)
-        self._touched()
-        # A worker that serves and dies had sessions in hand: what clients do in them does not stop a pool.
-        crashed = end.kind == "crash" and had
-        return Left(f"sessions:{worker.component}:{worker.generation}" if crashed else None)
-
-    def _unregister(self, serving: Serving) -> None:
+    def unregister(self, serving: Serving) -> None:
         """It is gone; what is left of its sessions ends with it."""
         if self.workers.pop(serving.key, None) is None:
             return
@@ -565,24 +428,3 @@ class SessionPools:
 
     def counts(self) -> dict[str, dict[str, int]]:
         return figures.counts(self)
-
-
-def plain(text: str) -> str:
-    """A text of a worker, as a close frame and every store can take it: not long, and without halves of characters."""
-    return text[:500].encode(errors="replace").decode()
-
-
-def _count(value: object) -> int:
-    """A number of bytes, as every store can take it."""
-    return min(max(0, value), 2**62) if isinstance(value, int) else 0
-
-
-def _sums(about: Mapping[str, Any]) -> dict[str, Any]:
-    """What a worker says of a session that has ended at its door."""
-    code = about.get("code")
-    return {
-        "text": plain(str(about.get("text") or "")),
-        "code": code if isinstance(code, int) and 0 <= code < 65_536 else 0,
-        "bytes_in": _count(about.get("bytes_in")),
-        "bytes_out": _count(about.get("bytes_out")),
-    }

@@ -31,6 +31,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "uniques": ("key",),
     "rates": ("queue",),
     "purged": ("job",),
+    "artifacts": ("job", "key", "home"),
     "tallies": ("step", "at", "queue", "name"),
     "incidents": ("node", "id"),
     "footprints": ("task", "model", "env", "device"),
@@ -41,6 +42,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "declared": ("node", "kind", "name"),
     "nodes": ("id",),
     "job_events": ("job", "seq"),
+    "job_errors": ("job", "seq"),
     "jobs": ("id",),
 }
 LEFT = ("wishes", "depths", "places", "session_workers", "waiters")

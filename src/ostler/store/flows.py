@@ -1,12 +1,10 @@
 """What hangs on the end of a job: the next step of a chain, the callback of a batch. In the transaction of that end, so a
-crash can neither lose a step nor store it twice. And schedules, which store a job when their time has come.
+crash can neither lose a step nor store it twice.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,7 +12,7 @@ from ostler.errors import NotFound
 from ostler.store.database import Database
 from ostler.store.rows import NewJob
 
-log = logging.getLogger("ostler.store")
+_NEAR = 10  # steps of a chain that are shown on either side of a job
 
 Insert = Callable[[Sequence[NewJob], int], list[int]]
 
@@ -40,7 +38,7 @@ def job_of(step: dict[str, Any], now: int, result: str | None = None, **more: An
 
 
 class Flows:
-    """Chains, batches and schedules in the store."""
+    """Chains and batches in the store."""
 
     def __init__(
         self,
@@ -118,42 +116,38 @@ class Flows:
             raise NotFound(f"there is no batch {batch}")
         return dict(rows[0])
 
-    # ---- schedules
-
-    def schedules(self) -> list[dict[str, Any]]:
-        """All schedules with their next time."""
-        return [{**dict(r), "step": json.loads(r["step"])} for r in self._db.run("schedules")]
-
-    def fire(self, node: str, now: int, following: Callable[[str, str, int], int]) -> tuple[list[int], int | None]:
-        """Store a job for each schedule of the node's app whose time has come; (jobs, the next time). `following(spec, zone, now)` is
-        pure.
-
-        Each fires once for all the times that were missed while no node ran: no storm after a long stop. Nodes may race: whoever
-        moves the schedule forward stores the job, in the same transaction.
+    def related(self, job: int) -> dict[str, Any]:
+        """What belongs to a job; raises NotFound. `chain`: the steps near it, `batch`: the one that it is part of, `follows`: the one whose
+        end stored it.
         """
-        jobs = []
-        if self._db.run("schedule_due", node=node, now=now):
-            with self._db.transaction():
-                for row in self._db.run("schedule_due", node=node, now=now):
-                    try:
-                        upcoming = following(row["spec"], row["zone"], now)
-                    except Exception:  # one bad schedule does not hold up the others
-                        log.exception("schedule %s cannot tell its next time", row["name"])
-                        continue
-                    if self._db.run("schedule_move", name=row["name"], seen=row["next_at"], next_at=upcoming, now=now):
-                        step = job_of(json.loads(row["step"]), now)
-                        self._lock_unique([step.unique_key])
-                        job, new = self._put(step, now)
-                        self._db.ring({step.queue})
-                        self._db.run("schedule_fired", name=row["name"], job=job)
-                        jobs += [job] if new else []
-                self._settle()
-        for row in self._db.run("schedules_of", node=node):
-            with contextlib.suppress(Exception):  # told above, when it is due
-                self._pull(row, following(row["spec"], row["zone"], now))
-        times = [row["next_at"] for row in self._db.run("schedules_of", node=node)]
-        return jobs, min(times, default=None)
+        rows = self._db.run("kin", id=job)
+        if not rows:
+            raise NotFound(f"there is no job {job}")
+        own = rows[0]
+        called = self._db.run("batch_of_callback", job=job)
+        return {
+            "chain": None if own["chain"] is None else self._chain(own["chain"], own["step"]),
+            "batch": None if own["batch"] is None else self._batch_if_any(own["batch"]),
+            "follows": self._batch_if_any(called[0]["id"]) if called else None,
+        }
 
-    def _pull(self, row: Any, upcoming: int) -> None:
-        if row["next_at"] > upcoming:
-            self._db.run("schedule_pull", name=row["name"], next_at=upcoming)
+    def _batch_if_any(self, batch: int) -> dict[str, Any] | None:
+        rows = self._db.run("batch", id=batch)
+        return dict(rows[0]) if rows else None
+
+    def _chain(self, chain: int, step: int) -> dict[str, Any]:
+        """The steps of a chain around one of them. Retention may have deleted jobs of it, and with the last one its steps."""
+        low, high = step - _NEAR, step + _NEAR
+        stored = {row["step"]: row for row in self._db.run("chain_jobs", chain=chain, low=low, high=high)}
+        tasks = {
+            row["n"]: json.loads(row["step"])["task"]
+            for row in self._db.run("chain_steps", chain=chain, low=low, high=high)
+        }
+        steps = [
+            {"step": n, "task": stored[n]["task"] if n in stored else tasks[n], "job": stored[n]["id"] if n in stored else None,
+             "status": stored[n]["status"] if n in stored else None}
+            for n in sorted({*stored, *tasks})
+        ]  # fmt: skip
+        longest = max((self._db.run("chain_length", chain=chain)[0]["n"] or 0) + 1, steps[-1]["step"] + 1)
+        broken = any(row["status"] in ("failed", "cancelled") for row in stored.values())
+        return {"first": chain, "total": longest, "broken": broken, "steps": steps}

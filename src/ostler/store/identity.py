@@ -8,6 +8,7 @@ from ostler.errors import NodeLost
 
 LIVE = ("starting", "healthy", "stopping")
 """Statuses of a node that has not ended."""
+SECRET = "node_secret"  # noqa: S105  the key in the store, not the secret: what nodes know each other by
 
 
 def new_id(name: str) -> str:

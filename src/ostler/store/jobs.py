@@ -18,14 +18,16 @@ from ostler.store.flows import Flows
 from ostler.store.frontier import Frontier
 from ostler.store.identity import LIVE, lost_node, name_of
 from ostler.store.live import Counts, Tallies, bin_of
-from ostler.store.reading import JobReading
+from ostler.store.reading import ERRORS, JobReading
 from ostler.store.retention import Retention
 from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
+from ostler.store.schedules import Schedules
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
 _QUEUED, _SCHEDULED, _PROCESSING = "queued", "scheduled", "processing"  # states that are counted
 _BUSY = 5  # milliseconds after which a queue is looked at again whose limits another node was counting
 _EVENT = tuple[int, int, int, str, str | None]  # job, seq, at, name, data
+_ERROR = tuple[int, int, int, str | None, str]  # job, seq, at, node, data
 
 
 class JobRecords(JobReading):
@@ -34,13 +36,15 @@ class JobRecords(JobReading):
     def __init__(self, db: Database) -> None:
         super().__init__(db)
         self.flows = Flows(db, self._insert, self._put_unique, self._lock_unique, self._settle)
-        self.retention = Retention(db, self._moved)
+        self.schedules = Schedules(db, self._put_unique, self._lock_unique, self._settle)
+        self.retention = Retention(db, self._moved, self.artifacts)
         self._tallies = Tallies(db)
         self._unsettled: set[limits.Key] = set()  # limit keys under which the open transaction changed what waits
         self._frontier = Frontier(whole=not db.shared)
         self._gathered: Counter[tuple[str, str]] | None = None  # the moves of the turn that is under way
         # A node, and the queues for which it has idle workers, as its row says.
         self._waits: tuple[str, list[str]] = ("", [])
+        self._errors: list[_ERROR] = []  # of runs that the open transaction ends
 
     # ---- producers
 
@@ -127,6 +131,7 @@ class JobRecords(JobReading):
             return self._turn(turn)
         finally:
             self._gathered = None
+            self._errors = []
 
     def _turn(self, turn: Turn) -> Taken:
         lost: list[int] = []
@@ -139,8 +144,8 @@ class JobRecords(JobReading):
             self._gathered = moved
             self._count_new()
             self._note(turn.notes, timeline)
-            self._finish(turn.finishes, turn.now, timeline, lost, counts)
-            self._requeue(turn.requeues, turn.now, timeline, lost, counts)
+            self._finish(turn, timeline, lost, counts)
+            self._requeue(turn.requeues, turn.node, turn.now, timeline, lost, counts)
             due = self._db.run("next_due")[0]["due"]
             if turn.wants and due is not None and due <= turn.now:
                 self._promote(turn.now)
@@ -149,6 +154,7 @@ class JobRecords(JobReading):
             claims, dues, missed = self._claim(turn, counts) if turn.wants else ([], [], 0)
             self._settle()
             self._timeline(timeline)
+            self._keep_errors()
             self._tallies.add(counts, turn.now)
             dues.append(due)
             self._gathered = None
@@ -200,10 +206,11 @@ class JobRecords(JobReading):
             rows = held[row["id"], row["fence"]]
             first = row["seq"] - len(rows) + 1
             timeline.extend((n.id, first + i, n.at, n.event, n.data) for i, n in enumerate(rows))
+            if published := [n.artifact for n in rows if n.artifact is not None]:
+                self.artifacts.add(published)
 
-    def _finish(
-        self, finishes: list[Finish], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
-    ) -> None:
+    def _finish(self, turn: Turn, timeline: list[_EVENT], lost: list[int], counts: Counts) -> None:
+        finishes = turn.finishes
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
@@ -223,6 +230,7 @@ class JobRecords(JobReading):
                 awaited.append(id_)
             if status != JobStatus.DONE:  # that the row tells by itself
                 timeline.append((id_, seq, done.finished_at, done.event, done.data))
+                self._failed(done, seq, done.finished_at, turn.node)
             else:
                 runs.setdefault(queue, []).append(max(0, done.finished_at - done.started_at))
             if done.crash:
@@ -242,10 +250,10 @@ class JobRecords(JobReading):
             moved[queue, _PROCESSING] -= n
         self._moved(moved)
         if followed:
-            self.flows.ended(followed, now)
+            self.flows.ended(followed, turn.now)
 
     def _requeue(
-        self, requeues: list[Requeue], now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
+        self, requeues: list[Requeue], node: str, now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
     ) -> None:
         if not requeues:
             return
@@ -267,6 +275,7 @@ class JobRecords(JobReading):
                 if row["batch"] is not None:
                     self.flows.ended([row], now)
             timeline.append((back.id, row["seq"], back.at, event, back.data))
+            self._failed(back, row["seq"], back.at, node)
             if row["limit_key"] is not None:
                 self._unsettled.add((row["queue"], row["limit_key"]))
         lost.extend(by_id)
@@ -327,6 +336,17 @@ class JobRecords(JobReading):
         if batch:
             self._db.run_many("add_events", batch)
 
+    def _failed(self, end: Finish | Requeue, seq: int, at: int, node: str) -> None:
+        if end.failure is not None:
+            self._errors.append((end.id, seq, at, name_of(node), end.failure))
+            if end.fence > ERRORS:  # it has not had so many runs before
+                self._db.tell("errors_old", job=end.id, kept=ERRORS - 1)
+
+    def _keep_errors(self) -> None:
+        errors, self._errors = self._errors, []
+        if errors:
+            self._db.run_many("add_errors", errors)
+
     def _moved(self, moves: Mapping[tuple[str, str], int]) -> None:
         """So many jobs of a queue entered or left a state, in the transaction that is open. A turn writes all of its own at once."""
         if self._gathered is not None:
@@ -336,13 +356,20 @@ class JobRecords(JobReading):
         if rows:
             self._db.run_many("depth_add", rows)
 
-    def hold(self, job: int, fence: int) -> bool:
+    def hold(self, job: int, fence: int, key: str | None = None, home: str = "") -> bool:
         """Whether this claim is still the job's, and nobody asked to cancel it: asked before what cannot be undone.
 
         On a durable connection the answer is synced, and with it every commit before it, also those of other connections: no id
-        and no fence that a publish is about to put on disk can roll back in a power cut.
+        and no fence that a publish is about to put on disk can roll back in a power cut. With the `key` of such a publish, that is
+        written down in the same transaction, so that its file goes with the job, whatever becomes of the run.
         """
-        return bool(self._db.run("hold", id=job, fence=fence))
+        if key is None:
+            return bool(self._db.run("hold", id=job, fence=fence))
+        with self._db.transaction():
+            held = bool(self._db.run("hold", id=job, fence=fence))
+            if held:
+                self.artifacts.begin(job, key, home)
+        return held
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""
@@ -353,15 +380,14 @@ class JobRecords(JobReading):
         """`recover` in the transaction that is open."""
         self._count_new()
         rows = self._db.run("orphaned", node=node)
-        data = json.dumps({"node": name_of(node), "reason": reason})
         timeline: list[_EVENT] = []
-        back = [Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, data=data) for row in rows]
         counts: Counts = {}
-        self._requeue(back, now, timeline, [], counts)
+        self._requeue([_lost(row, node, now, reason) for row in rows], node, now, timeline, [], counts)
         self._settle()
         self._timeline(timeline)
+        self._keep_errors()
         self._tallies.add(counts, now)
-        if back:
+        if rows:
             self._db.ring_all()
         return [row["id"] for row in rows]
 
@@ -467,4 +493,15 @@ def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:
 def _claimed(row: Any, worker: str) -> Claim:
     """The columns stand in the statement in the order in which they are named here."""
     id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, *_ = row
-    return Claim(id_, fence + 1, worker, task, queue, args, attempt + 1, attempts, crashes, excused, timeout, backoff)
+    number = attempt + 1 - excused
+    return Claim(id_, fence + 1, worker, task, queue, args, number, attempts, crashes, timeout, backoff)
+
+
+def _lost(row: Any, node: str, now: int, reason: str) -> Requeue:
+    """The end of a claim whose node is no more. When the run stopped, nobody knows."""
+    what = {"code": "LOST", "message": f"the run on node {name_of(node)} was lost: {reason}"}
+    run = {"attempt": row["attempt"], "worker": row["worker"]}
+    failure = {**run, "kind": "lost", **what, "traceback": None, "duration_ms": None}
+    data = {**run, "node": name_of(node), "reason": reason}
+    back = Requeue(row["id"], row["fence"], "requeued:stale", now, excused=1, error=json.dumps(what))
+    return back._replace(data=json.dumps(data), failure=json.dumps(failure))

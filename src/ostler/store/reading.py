@@ -10,6 +10,7 @@ from typing import Any
 
 from ostler.errors import NotFound
 from ostler.store import views
+from ostler.store.artifacts import SHOWN, Artifacts, shown
 from ostler.store.database import Database
 from ostler.store.rows import JobStatus
 
@@ -17,6 +18,7 @@ _LARGEST = 2**63 - 1  # the largest number that the store can hold
 EVENTS = 200  # entries of a page of a timeline, where nobody says how many
 _EVENT_BYTES = 524_288  # of their data in one page
 _EVENTS_AT_ONCE = 20
+ERRORS = 20  # runs of a job whose errors are kept: the newest ones
 _SEARCHED = 20_000  # jobs that one page of a search looks at
 
 
@@ -25,13 +27,17 @@ class JobReading:
 
     def __init__(self, db: Database) -> None:
         self._db = db
+        self.artifacts = Artifacts(db)
 
     def find(self, job: int) -> dict[str, Any]:
         """The job; raises NotFound."""
+        return views.job(self._row(job))
+
+    def _row(self, job: int) -> Any:
         rows = self._db.run("job", id=job) if job <= _LARGEST else []
         if not rows:
             raise NotFound(f"there is no job {job}")
-        return views.job(rows[0])
+        return rows[0]
 
     def ran_on(self, job: int) -> str | None:
         """The id of the node that ran the job last; None when none did, or nobody wrote it down."""
@@ -39,8 +45,16 @@ class JobReading:
         return (json.loads(rows[0]["data"] or "{}") or {}).get("node") if rows else None
 
     def get(self, job: int) -> dict[str, Any]:
-        """The job with the newest page of its timeline; raises NotFound."""
-        return {**self.find(job), "events": self.newest_events(job)}
+        """The job with the errors of its runs, the newest page of its timeline and the first of its artifacts; raises NotFound."""
+        row = self._row(job)
+        published = self.artifacts.of(job, limit=SHOWN) if row["held"] else []  # who never asked has none
+        artifacts = [shown(one) for one in published if one.at is not None]
+        found = {"errors": self.errors(job), "events": self.newest_events(job), "artifacts": artifacts}
+        return {**views.job(row), **found}
+
+    def errors(self, job: int) -> builtins.list[dict[str, Any]]:
+        """How each of its last runs failed, oldest first; those that were done, snoozed or stopped are not among them."""
+        return [views.run_error(row) for row in reversed(self._db.run("errors", job=job, limit=ERRORS))]
 
     def standing(self, job: int, most: int) -> dict[str, Any] | None:
         """Where a queued job stands in its queue and under its limits; None when it is not queued. Raises NotFound.

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ostler.store.artifacts import Artifacts
 from ostler.store.database import Database
 
 _EVENTS = 2_000  # timeline rows that one step deletes
@@ -27,8 +28,10 @@ class Purged(NamedTuple):
 class Retention:
     """The steps. None of them depends on an earlier one; each finds for itself what is too old."""
 
-    def __init__(self, db: Database, moved: Callable[[Mapping[tuple[str, str], int]], None]) -> None:
-        self._db, self._moved = db, moved
+    def __init__(
+        self, db: Database, moved: Callable[[Mapping[tuple[str, str], int]], None], artifacts: Artifacts
+    ) -> None:
+        self._db, self._moved, self._artifacts = db, moved, artifacts
 
     def purge(self, *, done_before: int | None, failed_before: int | None, most: int = 200) -> Purged:
         """Delete jobs that ended before these times (done and cancelled ones; failed ones). None: they are kept."""
@@ -58,7 +61,10 @@ class Retention:
         gone = json.dumps([row["id"] for row in rows])
         self._moved({key: -n for key, n in Counter((row["queue"], row["status"]) for row in rows).items()})
         self._db.run("purge_events", ids=gone)
+        self._db.run("purge_errors", ids=gone)
         self._db.run("purged_add", ids=gone)
+        if rows:
+            self._artifacts.mark_gone([row["id"] for row in rows])
         if chains := {row["chain"] for row in rows if row["chain"] is not None}:
             self._db.run("purge_steps", chains=json.dumps(sorted(chains)))
         return [row["id"] for row in rows]

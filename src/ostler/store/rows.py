@@ -11,6 +11,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from ostler.store.artifacts import ArtifactRow
     from ostler.store.limits import QueueLimit
 
 
@@ -52,7 +53,10 @@ class NewJob(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """One job in the hands of one worker. (id, fence) is what every later write must still hold."""
+    """One job in the hands of one worker. (id, fence) is what every later write must still hold.
+
+    `attempt` is which of the `attempts` this run is, from 1. Runs that did not count have the number of the one that follows them.
+    """
 
     id: int
     fence: int
@@ -63,13 +67,15 @@ class Claim(NamedTuple):
     attempt: int
     attempts: int
     crashes: int
-    excused: int
     timeout: float | None
     backoff: str | None = None
 
 
 class Finish(NamedTuple):
-    """The end of a claim that is also the end of the job. `event` is the timeline row's name."""
+    """The end of a claim that is also the end of the job. `event` is the timeline row's name.
+
+    `failure` is how this run failed, as it is kept in the job's errors (JSON); None: it did not.
+    """
 
     id: int
     fence: int
@@ -82,10 +88,14 @@ class Finish(NamedTuple):
     crash: int = 0
     progress: float | None = None
     data: str | None = None
+    failure: str | None = None
 
 
 class Requeue(NamedTuple):
-    """The end of a claim that sends the job back. `refund` takes the attempt back: it never began."""
+    """The end of a claim that sends the job back. `refund` takes the attempt back: it never began. `excused`: it counts for nothing.
+
+    `failure` is as in `Finish`.
+    """
 
     id: int
     fence: int
@@ -98,6 +108,7 @@ class Requeue(NamedTuple):
     error: str | None = None
     data: str | None = None
     last: int = 0  # 1: to the end of its queue
+    failure: str | None = None
 
 
 class Note(NamedTuple):
@@ -110,6 +121,7 @@ class Note(NamedTuple):
     progress: float | None = None
     stage: str | None = None
     data: str | None = None
+    artifact: ArtifactRow | None = None  # what it has published
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 from ostler.store.identity import name_of
@@ -20,12 +21,12 @@ JOB: dict[str, Any] = {
     "attempt": int,
     "attempts": int,
     "crashes": int,
-    "excused": int,
     "timeout": float | None,
     "progress": float | None,
     "stage": str | None,
     "result": Any,
     "error": dict[str, Any] | None,
+    "last_error": str | None,
     "worker": str | None,
     "node": str | None,
     "node_id": str | None,
@@ -38,6 +39,21 @@ JOB: dict[str, Any] = {
     "finished_at": int | None,
     "seq": int,
     "short": bool,
+}
+
+# How one run of a job failed. `attempt` is which one it was; a run that did not count has the number of the one after it. `node` is the
+# node's name. `kind`: exception, timeout, crash (its worker died), lost (its node died) or cancelled. `traceback` is what the worker
+# printed last, for a crash or a timeout. `duration_ms` is None where nobody knows.
+RUN_ERROR: dict[str, Any] = {
+    "attempt": int,
+    "at": int,
+    "worker": str | None,
+    "node": str | None,
+    "kind": str,
+    "code": str,
+    "message": str,
+    "traceback": str | None,
+    "duration_ms": int | None,
 }
 
 # A worker, likewise. `name` is what verbs take: `node/worker:pool:n` where more than one node lives. `last_heartbeat` is by the clock of
@@ -88,7 +104,21 @@ NODE: dict[str, Any] = {
     "workers": dict[str, int],
     "running": int,
 }
-_MADE = frozenset({"node", "node_id", "args", "result", "error", "cancel_requested", "progress", "short"})
+
+# A file that a job has published. `url` is a path of the API; `replaced_by` is the job that has published under the same key since, so that
+# the key leads to that one's file now. `type` is guessed from the key's name.
+ARTIFACT: dict[str, Any] = {
+    "key": str,
+    "size": int,
+    "sha256": str,
+    "type": str,
+    "at": int,
+    "url": str,
+    "replaced_by": int | None,
+}
+_MADE = frozenset(
+    {"attempt", "node", "node_id", "args", "result", "error", "last_error", "cancel_requested", "progress", "short"}
+)
 
 
 def job(row: Any) -> dict[str, Any]:
@@ -106,6 +136,8 @@ def short_job(row: Any) -> dict[str, Any]:
 
 
 def _view(row: Any, **made: Any) -> dict[str, Any]:
+    made["attempt"] = row["attempt"] - row["excused"]
+    made["last_error"] = in_a_line(made["error"])
     # What is done is done in full, whatever it last reported of itself.
     made["progress"] = 100.0 if row["status"] == "done" and row["progress"] is not None else row["progress"]
     made["cancel_requested"] = bool(row["cancel"])
@@ -117,6 +149,18 @@ def event(row: Any) -> dict[str, Any]:
     """One entry of a timeline."""
     data = json.loads(row["data"]) if row["data"] else None
     return {"seq": row["seq"], "at": row["at"], "name": row["name"], "data": data}
+
+
+def run_error(row: Any) -> dict[str, Any]:
+    """How one run failed."""
+    kept = json.loads(row["data"])
+    return {name: row[name] if name in ("at", "node") else kept.get(name) for name in RUN_ERROR}
+
+
+def in_a_line(error: Mapping[str, Any] | None) -> str | None:
+    """An error in one line of words, for listings."""
+    lines = str((error or {}).get("message") or (error or {}).get("code") or "").split("\n")
+    return cut(next((line.strip() for line in lines if line.strip()), None))
 
 
 def cut(text: str | None) -> str | None:

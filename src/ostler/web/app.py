@@ -9,6 +9,7 @@ from starlette.middleware import Middleware
 
 import ostler
 from ostler.web import (
+    artifacts,
     calls,
     described,
     elsewhere,
@@ -21,6 +22,7 @@ from ostler.web import (
     metrics,
     models,
     pages,
+    schedules,
     sessions,
     stream,
     workers,
@@ -43,7 +45,22 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
     )
     errors.install(app)
     described.install(app, elsewhere.paths(context))
-    parts = (pages, info, metrics, stream, workers, models, envs, calls, sessions, fleet, flows, jobs)
+    parts = (
+        pages,
+        info,
+        metrics,
+        stream,
+        workers,
+        models,
+        envs,
+        calls,
+        sessions,
+        fleet,
+        flows,
+        schedules,
+        artifacts,
+        jobs,
+    )
     routers = [part.router(context) for part in parts] + [factory(NodeApi(context)) for factory in routes]
     described.close(routers)
     for router in routers:

@@ -38,6 +38,7 @@ _MEANINGS = {
     404: "There is no such thing.",
     409: "Its state does not allow this.",
     413: "The body is too large.",
+    416: "No byte of the wanted range exists.",
     422: "A parameter or the body is invalid. Nothing was stored.",
     426: "This is for WebSocket clients.",
     429: "There are too many of these right now.",

@@ -6,6 +6,9 @@ import dataclasses
 from collections.abc import AsyncGenerator
 from typing import Any, Unpack
 
+from fastapi import Request
+from fastapi.responses import Response
+
 from ostler.calls.calling import CallOptions
 from ostler.calls.client import Caller
 from ostler.calls.exchange import Answer
@@ -15,6 +18,7 @@ from ostler.jobs.producer import prepare
 from ostler.jobs.results import Results
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus
+from ostler.web import artifacts
 from ostler.web.context import Context
 
 
@@ -52,6 +56,13 @@ class NodeApi:
     def results(self) -> Results:
         """Where jobs publish artifacts."""
         return results.connect(self.settings.results, self.settings.data_dir)
+
+    async def artifact(self, request: Request, key: str) -> Response:
+        """The answer to a request for an artifact, as `GET /api/v1/artifacts/{key}` gives it: ranges, tags, from wherever it is.
+
+        Raises NotFound, or Unreachable when another node has it and cannot be asked.
+        """
+        return await artifacts.serve(self._context, request, key)
 
     async def enqueue(self, task: str, args: dict[str, Any], **options: Any) -> dict[str, Any]:
         """Check and store a job durably; the job as `GET /api/v1/jobs/{id}` shows it."""

@@ -16,6 +16,8 @@ from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
+from ostler.store.artifacts import SHOWN
+from ostler.store.reading import ERRORS
 from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
@@ -55,17 +57,36 @@ class TimelineEvent(BaseModel):
 # A job, from the one definition of its shape. Times are milliseconds UTC.
 _FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.JOB.items()}
 _FIELDS["status"] = (JobStatus, ...)
-_FIELDS["excused"] = (
+_FIELDS["attempt"] = (
     int,
-    Field(description="runs that do not count against attempts: not the job's fault, or before a retry"),
+    Field(
+        description="which attempt it is at, or how many it has used while it waits; a run that ended through no fault of the job does "
+        "not count, and a retry begins anew"
+    ),
 )
+_FIELDS["attempts"] = (int, Field(description="how many attempts it may use"))
+_FIELDS["last_error"] = (str | None, Field(description="its error in one line of words; null: it has none"))
 _FIELDS["seq"] = (int, Field(description="number of the newest event of its timeline"))
 _FIELDS["short"] = (bool, Field(description="args and result are JSON texts, cut off at 200 characters (listings)"))
 JobView = create_model("JobView", **_FIELDS)
+_RUN_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.RUN_ERROR.items()}
+RunError = create_model("RunError", **_RUN_FIELDS)
+_ERRORS = Field(
+    description=f"how its runs failed, oldest first, also before a retry; the newest {ERRORS} are kept, and of a traceback 8,000 "
+    "characters. `kind`: exception, timeout, crash, lost or cancelled"
+)
 _EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
 _WAITING = Field(None, description="why a queued job does not run yet: `reason`, `text`, and the figures behind them")
+_PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
+ArtifactView = create_model("ArtifactView", **_PUBLISHED)
+_ARTIFACTS = Field(description=f"the first {SHOWN} that it has published; GET /api/v1/jobs/{{job}}/artifacts has all")
 JobDetail = create_model(
-    "JobDetail", __base__=JobView, events=(list[TimelineEvent], _EVENTS), waiting_for=(dict[str, Any] | None, _WAITING)
+    "JobDetail",
+    __base__=JobView,
+    errors=(list[RunError], _ERRORS),  # type: ignore[valid-type]
+    events=(list[TimelineEvent], _EVENTS),
+    artifacts=(list[ArtifactView], _ARTIFACTS),  # type: ignore[valid-type]
+    waiting_for=(dict[str, Any] | None, _WAITING),
 )
 _DUPLICATE = Field(description="whether a unique job was there already")
 Stored = create_model("Stored", __base__=JobDetail, duplicate=(bool, _DUPLICATE))

@@ -1,23 +1,18 @@
-"""A clip on its way out: found or not, expired or not, whole or in pieces. Only the node imports this."""
+"""A clip on its way out: found or not, expired or not. Only the node imports this."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
 
 from fastapi import Request
-from fastapi.responses import Response, StreamingResponse
+from fastapi.responses import Response
 
 from ostler import InputError, NotFound
-from ostler.apps.clips import ranges
 from ostler.apps.clips.rules import ENDED, Rules, clip_key
 from ostler.jobs.results import LocalResults, Published, Results
 from ostler.web.extend import NodeApi
-from ostler.web.render import JSONResponse
-
-_CHUNK = 1 << 18
 
 
 class NotReady(NotFound):
@@ -51,41 +46,11 @@ async def find(node: NodeApi, rules: Rules, job: dict[str, Any]) -> Published:
 
 
 async def answer(node: NodeApi, request: Request, clip: Published) -> Response:
-    """The clip, or the piece of it that the request asks for, streamed from wherever it is stored."""
-    tag = f'"{clip.sha256}"'
-    headers = {"ETag": tag, "Accept-Ranges": "bytes", "Cache-Control": "private, no-cache"}
-    if tag in [t.strip().removeprefix("W/") for t in request.headers.get("if-none-match", "").split(",")]:
-        return Response(status_code=304, headers=headers)
-    # If-Range with another tag: the client has a piece of another clip, so it gets this one whole.
-    same = request.headers.get("if-range", tag) == tag
+    """The clip, or the piece of it that the request asks for."""
     try:
-        piece = ranges.wanted(request.headers.get("range") if same and request.method == "GET" else None, clip.size)
-    except ranges.Unsatisfiable:
-        error = {
-            "code": "RANGE",
-            "message": f"the clip has {clip.size} bytes; {request.headers['range']!r:.100} is past its end",
-        }
-        return JSONResponse({"error": error}, 416, headers | {"Content-Range": f"bytes */{clip.size}"})
-    part = piece or ranges.Piece(0, clip.size - 1)
-    headers["Content-Length"] = str(part.length)
-    if piece:
-        headers["Content-Range"] = f"bytes {part.first}-{part.last}/{clip.size}"
-    if request.method == "HEAD":
-        return Response(headers=headers, media_type="video/mp4")
-    try:
-        file = await asyncio.to_thread(node.results.open, clip.key)
-    except FileNotFoundError:
+        return await node.artifact(request, clip.key)
+    except NotFound:
         raise Expired(f"{clip.key} has been deleted; cut it again") from None
-    return StreamingResponse(_pieces(file, part), 206 if piece else 200, headers, "video/mp4")
-
-
-def _pieces(file: IO[bytes], part: ranges.Piece) -> Iterator[bytes]:
-    with file:
-        file.seek(part.first)
-        left = part.length
-        while left and (data := file.read(min(_CHUNK, left))):
-            left -= len(data)
-            yield data
 
 
 def expire(results: Results, ttl: float, now: float) -> int:

@@ -31,6 +31,18 @@ SELECT id, (SELECT pg_notify(:channel, '') WHERE EXISTS (SELECT 1 FROM ostler.no
 INSERT INTO ostler.job_events (job, seq, at, name, data)
 SELECT (row ->> 0)::bigint, (row ->> 1)::int, (row ->> 2)::bigint, row ->> 3, row ->> 4 FROM jsonb_array_elements(:rows::jsonb) AS row;
 
+-- name: add_errors
+INSERT INTO ostler.job_errors (job, seq, at, node, data)
+SELECT (row ->> 0)::bigint, (row ->> 1)::int, (row ->> 2)::bigint, row ->> 3, row ->> 4 FROM jsonb_array_elements(:rows::jsonb) AS row;
+
+-- name: errors_old
+-- All but the newest ones of a job.
+DELETE FROM ostler.job_errors WHERE job = :job
+   AND seq <= (SELECT seq FROM ostler.job_errors WHERE job = :job ORDER BY seq DESC LIMIT 1 OFFSET :kept);
+
+-- name: errors
+SELECT seq, at, node, data FROM ostler.job_errors WHERE job = :job ORDER BY seq DESC LIMIT :limit;
+
 -- name: promote
 -- No more at a time than a short transaction can take; the rest is due at once, too.
 UPDATE ostler.jobs SET later = 0
@@ -120,7 +132,7 @@ RETURNING jobs.id, jobs.seq, jobs.fence;
 UPDATE ostler.jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0 RETURNING id;
 
 -- name: claims_of
-SELECT id, fence, worker, task, queue, args, attempt, attempts, crashes, excused, timeout, backoff FROM ostler.jobs
+SELECT id, fence, worker, task, queue, args, attempt - excused AS attempt, attempts, crashes, timeout, backoff FROM ostler.jobs
  WHERE status = 'processing' AND node = :node;
 
 -- name: node_waits
@@ -128,7 +140,7 @@ UPDATE ostler.nodes SET waits = :waits WHERE id = :id;
 
 -- name: orphaned
 -- Claims of a node that is known to be dead.
-SELECT id, fence FROM ostler.jobs WHERE status = 'processing' AND node = :node;
+SELECT id, fence, worker, attempt - excused AS attempt FROM ostler.jobs WHERE status = 'processing' AND node = :node;
 
 -- name: standing
 -- The ready index has one job for each limit key that waits, so that is how many come before it.
@@ -166,7 +178,7 @@ UPDATE ostler.jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
 UPDATE ostler.jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
 
 -- name: retry
--- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
+-- The budget starts anew: every run so far is excused. The timeline and the errors of all runs stay.
 UPDATE ostler.jobs SET status = 'queued', later = 0, run_at = NULL, wait_ms = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
        position = NULL, behind = (limit_key IS NOT NULL)::int, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, claimed_at = NULL, claim_seq = NULL,
        finished_at = NULL, seq = seq + 1
@@ -178,7 +190,7 @@ SELECT * FROM ostler.jobs WHERE id = :id;
 -- name: keep_events
 -- What the rows of these jobs alone tell is stored, before they forget it. Twice is the same as once.
 INSERT INTO ostler.job_events (job, seq, at, name, data)
-SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt, 'worker', worker, 'node', node)::text FROM ostler.jobs
+SELECT id, claim_seq, claimed_at, 'processing', json_build_object('attempt', attempt - excused, 'worker', worker, 'node', node)::text FROM ostler.jobs
  WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v)) AND claim_seq IS NOT NULL
  UNION ALL
 SELECT id, seq, finished_at, 'done', NULL FROM ostler.jobs

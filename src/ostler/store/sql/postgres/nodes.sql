@@ -103,7 +103,7 @@ SELECT task, queue, count(*) AS n FROM ostler.jobs WHERE status = 'queued' AND l
 
 -- name: schedules_gone
 -- Nobody has declared them for so long that their app is not just being restarted.
-DELETE FROM ostler.schedules WHERE next_at < :before AND name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'schedule');
+DELETE FROM ostler.schedules WHERE next_at < :before AND paused = 0 AND name NOT IN (SELECT name FROM ostler.declared WHERE kind = 'schedule');
 
 -- name: running_by_node
 SELECT node, count(*) AS n FROM ostler.jobs WHERE status = 'processing' GROUP BY node;

@@ -17,6 +17,9 @@ DELETE FROM ostler.jobs WHERE id = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_
 -- name: purge_events
 DELETE FROM ostler.job_events WHERE job = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v));
 
+-- name: purge_errors
+DELETE FROM ostler.job_errors WHERE job = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(:ids::jsonb) AS v));
+
 -- name: trim_events
 DELETE FROM ostler.job_events WHERE job = :job AND seq IN (SELECT seq FROM ostler.job_events WHERE job = :job ORDER BY seq LIMIT :most)
 RETURNING seq;

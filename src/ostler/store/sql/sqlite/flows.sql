@@ -1,4 +1,4 @@
--- Uniqueness, limits, batches, chains and schedules.
+-- Uniqueness, limits, batches and chains.
 
 -- name: unique_holder
 SELECT u.job FROM uniques u LEFT JOIN jobs j ON j.id = u.job
@@ -52,31 +52,17 @@ UPDATE batches SET callback_job = :job WHERE id = :id;
 -- name: batch
 SELECT id, total, pending, failed, callback_job, created_at, finished_at FROM batches WHERE id = :id;
 
--- name: schedule_put
-INSERT INTO schedules (name, spec, zone, step, next_at) VALUES (:name, :spec, :zone, :step, :next_at)
-ON CONFLICT (name) DO UPDATE SET step = excluded.step,
-       next_at = CASE WHEN schedules.spec = excluded.spec AND schedules.zone = excluded.zone THEN schedules.next_at ELSE excluded.next_at END,
-       spec = excluded.spec, zone = excluded.zone;
+-- name: kin
+SELECT id, chain, step, batch FROM jobs WHERE id = :id;
 
--- name: schedules
--- Those that an app declares. The others are kept for a while, with their next time: their app may only be away.
-SELECT name, spec, zone, step, next_at, last_at, last_job FROM schedules
- WHERE name IN (SELECT name FROM declared WHERE kind = 'schedule') ORDER BY name;
+-- name: chain_jobs
+SELECT id, step, task, status FROM jobs WHERE chain = :chain AND step BETWEEN :low AND :high ORDER BY step;
 
--- name: schedules_of
-SELECT name, spec, zone, next_at FROM schedules
- WHERE name IN (SELECT name FROM declared WHERE node = :node AND kind = 'schedule') ORDER BY name;
+-- name: chain_steps
+SELECT n, step FROM steps WHERE chain = :chain AND n BETWEEN :low AND :high ORDER BY n;
 
--- name: schedule_due
-SELECT name, spec, zone, step, next_at FROM schedules
- WHERE next_at <= :now AND name IN (SELECT name FROM declared WHERE node = :node AND kind = 'schedule') ORDER BY name;
+-- name: chain_length
+SELECT max(n) AS n FROM steps WHERE chain = :chain;
 
--- name: schedule_move
-UPDATE schedules SET next_at = :next_at, last_at = :now WHERE name = :name AND next_at = :seen RETURNING name;
-
--- name: schedule_pull
--- A clock that had jumped ahead must not silence a schedule until the wrong time comes.
-UPDATE schedules SET next_at = :next_at WHERE name = :name AND next_at > :next_at;
-
--- name: schedule_fired
-UPDATE schedules SET last_job = :job WHERE name = :name;
+-- name: batch_of_callback
+SELECT id FROM batches WHERE callback_job = :job;

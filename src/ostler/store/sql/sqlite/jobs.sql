@@ -12,6 +12,17 @@ VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?13, ?15, ?16,
 -- No rows come back, so plain values row by row are quicker here than JSON.
 INSERT INTO job_events (job, seq, at, name, data) VALUES (?, ?, ?, ?, ?);
 
+-- name: add_errors
+INSERT INTO job_errors (job, seq, at, node, data) VALUES (?, ?, ?, ?, ?);
+
+-- name: errors_old
+-- All but the newest ones of a job.
+DELETE FROM job_errors WHERE job = :job
+   AND seq <= (SELECT seq FROM job_errors WHERE job = :job ORDER BY seq DESC LIMIT 1 OFFSET :kept);
+
+-- name: errors
+SELECT seq, at, node, data FROM job_errors WHERE job = :job ORDER BY seq DESC LIMIT :limit;
+
 -- name: promote
 -- No more at a time than a short transaction can take; the rest is due at once, too.
 UPDATE jobs SET later = 0
@@ -106,7 +117,7 @@ RETURNING jobs.id, jobs.seq, jobs.fence;
 UPDATE jobs SET held = held + 1 WHERE id = :id AND fence = :fence AND status = 'processing' AND cancel = 0 RETURNING id;
 
 -- name: claims_of
-SELECT id, fence, worker, task, queue, args, attempt, attempts, crashes, excused, timeout, backoff FROM jobs
+SELECT id, fence, worker, task, queue, args, attempt - excused AS attempt, attempts, crashes, timeout, backoff FROM jobs
  WHERE status = 'processing' AND node = :node;
 
 -- name: node_waits
@@ -114,7 +125,7 @@ UPDATE nodes SET waits = :waits WHERE id = :id;
 
 -- name: orphaned
 -- Claims of a node that is known to be dead.
-SELECT id, fence FROM jobs WHERE status = 'processing' AND node = :node;
+SELECT id, fence, worker, attempt - excused AS attempt FROM jobs WHERE status = 'processing' AND node = :node;
 
 -- name: standing
 -- The ready index has one job for each limit key that waits, so that is how many come before it.
@@ -152,7 +163,7 @@ UPDATE jobs SET status = 'cancelled', finished_at = :now, seq = seq + 1,
 UPDATE jobs SET cancel = 1, seq = seq + 1 WHERE id = :id AND status = 'processing' AND cancel = 0 RETURNING id, seq;
 
 -- name: retry
--- The budget starts anew: every run so far is excused. The timeline and the number of runs stay.
+-- The budget starts anew: every run so far is excused. The timeline and the errors of all runs stay.
 UPDATE jobs SET status = 'queued', later = 0, run_at = NULL, wait_ms = NULL, excused = attempt, crashes = 0, cancel = 0, error = NULL, result = NULL,
        position = NULL, behind = limit_key IS NOT NULL, progress = NULL, stage = NULL, node = NULL, worker = NULL, started_at = NULL, claimed_at = NULL, claim_seq = NULL,
        finished_at = NULL, seq = seq + 1
@@ -164,7 +175,7 @@ SELECT * FROM jobs WHERE id = :id;
 -- name: keep_events
 -- What the rows of these jobs alone tell is stored, before they forget it. Twice is the same as once.
 INSERT INTO job_events (job, seq, at, name, data)
-SELECT id, claim_seq, claimed_at, 'processing', json_object('attempt', attempt, 'worker', worker, 'node', node) FROM jobs
+SELECT id, claim_seq, claimed_at, 'processing', json_object('attempt', attempt - excused, 'worker', worker, 'node', node) FROM jobs
  WHERE id IN (SELECT value FROM json_each(:ids)) AND claim_seq IS NOT NULL
  UNION ALL
 SELECT id, seq, finished_at, 'done', NULL FROM jobs

@@ -100,7 +100,7 @@ SELECT task, queue, count(*) AS n FROM jobs WHERE status = 'queued' AND later = 
 
 -- name: schedules_gone
 -- Nobody has declared them for so long that their app is not just being restarted.
-DELETE FROM schedules WHERE next_at < :before AND name NOT IN (SELECT name FROM declared WHERE kind = 'schedule');
+DELETE FROM schedules WHERE next_at < :before AND paused = 0 AND name NOT IN (SELECT name FROM declared WHERE kind = 'schedule');
 
 -- name: running_by_node
 SELECT node, count(*) AS n FROM jobs WHERE status = 'processing' GROUP BY node;

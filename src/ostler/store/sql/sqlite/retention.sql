@@ -17,6 +17,9 @@ DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(:ids)) AND finished_at
 -- name: purge_events
 DELETE FROM job_events WHERE job IN (SELECT value FROM json_each(:ids));
 
+-- name: purge_errors
+DELETE FROM job_errors WHERE job IN (SELECT value FROM json_each(:ids));
+
 -- name: trim_events
 DELETE FROM job_events WHERE job = :job AND seq IN (SELECT seq FROM job_events WHERE job = :job ORDER BY seq LIMIT :most)
 RETURNING seq;

@@ -1,0 +1,3 @@
+-- A schedule can be paused.
+
+ALTER TABLE ostler.schedules ADD COLUMN paused integer NOT NULL DEFAULT 0;

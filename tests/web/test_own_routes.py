@@ -1,0 +1,65 @@
+"""Routes of an app's own (`@app.web`): the node as they see it, and their errors as the API tells them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.harness import call
+
+APP = """
+from fastapi import APIRouter
+from ostler import Ostler
+
+app = Ostler()
+
+
+@app.job(queue="a")
+def double(job, n: int) -> int:
+    return 2 * n
+
+
+@app.web
+def routes(node):
+    router = APIRouter()
+
+    @router.post("/by-node")
+    async def by_node(n: int):
+        return await node.enqueue("double", {"n": n}, priority=3)
+
+    @router.post("/by-app")
+    async def by_app(n: int):
+        return await (await double.enqueue_async(n=n)).result_async(timeout=60)
+
+    @router.get("/result/{job}")
+    async def result(job: int):
+        return await app.find(job).result_async(timeout=60)
+
+    @router.get("/job/{job}")
+    async def look(job: int):
+        return await node.job(job)
+
+    @router.post("/cancel/{job}")
+    async def cancel(job: int):
+        return await node.cancel(job)
+
+    return router
+"""
+
+
+def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_node, tmp_path: Path) -> None:
+    file = tmp_path / "routes.py"
+    file.write_text(APP)
+    url = make_node(app=file, OSTLER_WORKERS="1").url  # its data directory and port are flags, which the app cannot see
+    status, job = call(url, "POST", "/by-node?n=4")
+    assert (status, job["task"], job["priority"]) == (200, "double", 3)
+    assert call(url, "GET", f"/result/{job['id']}") == (200, 8)
+    assert call(url, "POST", "/by-app?n=21") == (200, 42)
+    assert call(url, "GET", f"/job/{job['id']}")[1]["status"] == "done"
+    for method, path, wanted in (
+        ("GET", "/job/999", (404, "NOT_FOUND")),
+        ("GET", "/result/999", (404, "NOT_FOUND")),
+        ("POST", f"/cancel/{job['id']}", (409, "CONFLICT")),
+        ("POST", "/by-node?n=x", (422, "BAD_INPUT")),
+    ):
+        status, body = call(url, method, path)
+        assert (status, body["error"]["code"]) == wanted
