@@ -9,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("mutagen")
-from ostler.apps.music.decode import Limits, Source, Undecodable  # noqa: E402
-from tests.apps.music import sounds  # noqa: E402
+from ostler.apps.music.decode import Limits, Source, Undecodable
+from tests.apps.music import sounds
 
 
 def decoded(path: Path, **limits: float) -> tuple[np.ndarray, Source]:

@@ -9,17 +9,16 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("mutagen")
-from ostler import config, envs  # noqa: E402
-from ostler.app import load  # noqa: E402
-from ostler.apps.music import weights, writing  # noqa: E402
-from ostler.apps.music.tagger import Tagger  # noqa: E402
-from tests.apps.model_envs import PLACE  # noqa: E402
-from tests.apps.music import sounds  # noqa: E402
-from tests.harness import Node  # noqa: E402
+from ostler import config, envs
+from ostler.app import load
+from ostler.apps.music import weights, writing
+from ostler.apps.music.tagger import Tagger
+from tests.apps.model_envs import PLACE
+from tests.apps.music import sounds
+from tests.harness import Node
 
 pytestmark = [pytest.mark.models, pytest.mark.timeout(1800)]  # the first test builds an environment of 1.5 GB
 APP = "ostler.apps.music.reference"
