@@ -125,13 +125,13 @@ class ModelSpec:
             return found
         if not self.any_model:
             known = ", ".join(sorted(self.models))
-            raise NotFound(f"{self.name} has no model {str(model_id)[:80]!r}; known are: {known}")
+            raise NotFound(f"{self.name} has no model {str(model_id)[:80]!r}; known: {known}")
         if not isinstance(model_id, str) or not 0 < len(model_id) <= _LONGEST_ID or not model_id.isprintable():
             raise BadArguments(
                 f"{self.name}: a model id has 1 to {_LONGEST_ID} printable characters, found {str(model_id)[:80]!r}"
             )
         if leads_out(model_id):
-            raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leads out of its directory")
+            raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leaves its directory")
         return self.common
 
     def missing(self, model_id: str) -> str | None:
@@ -153,18 +153,16 @@ def seconds(value: Any, what: str) -> float:
     elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
         number = float(found.group(1)) * _UNITS[found.group(2) or ""]
     if math.isnan(number) or number > 1e9:
-        raise ConfigError(f'{what} must be a number of seconds or a text such as "5m", found {value!r}')
+        raise ConfigError(f'{what} must be a number of seconds or text such as "5m", found {value!r}')
     return number if number >= 0 else NEVER
 
 
 def check_name(name: Any) -> str:
     """A name that can be a pool's; raises ConfigError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not usable as a name of a model: letters, digits, '_', '.' and '-', at most 63, please"
-        )
+        raise ConfigError(f"{name!r} cannot be the name of a model; use letters, digits, '_', '.' and '-', at most 63")
     if name in _RESERVED:
-        raise ConfigError(f"{name!r} is the name of a pool of the node's own; give the model another one")
+        raise ConfigError(f"{name!r} is reserved for the node; choose another name for the model")
     return name
 
 
@@ -209,14 +207,16 @@ def declare_server(
     _check_count(what, max_models)
     for one in (common, *ids.values()):
         if one.batch > 1:
-            raise ConfigError(f"{what}: batch is for classes with infer_batch; a server makes its own batches")
+            raise ConfigError(f"{what}: batch needs a class with infer_batch; a server does its own batching")
     texts = [*argv, *(variables or {}).values(), ready or ""]
     places = {place for text in texts for place in _PLACE.findall(text)}
     if wrong := places - set(_PLACES):
         known = ", ".join(f"{{{place}}}" for place in _PLACES)
-        raise ConfigError(f"{what}: {{{min(wrong)}}} is not a place that can be filled; known are {known}")
+        raise ConfigError(f"{what}: {{{min(wrong)}}} is not a placeholder; use {known}")
     if not {"port", "socket"} & {place for text in texts[:-1] for place in _PLACE.findall(text)}:
-        raise ConfigError(f"{what}: give it {{port}} or {{socket}} in argv or variables, so that it listens there")
+        raise ConfigError(
+            f"{what}: put {{port}} or {{socket}} into argv or variables, so that it knows where to listen"
+        )
     _check_ready(what, ready)
     if not isinstance(path, str) or not re.fullmatch(r"/[!-~]*", path):
         raise ConfigError(f"{what}: path must be a path such as /v1/embeddings, found {path!r}")
@@ -228,11 +228,11 @@ def declare_server(
 def merged(what: str, common: ModelOptions, options: Mapping[str, Any]) -> ModelOptions:
     """The options with these put over them; raises ConfigError."""
     if unknown := sorted(str(name) for name in options.keys() - _FIELDS.keys()):
-        raise ConfigError(f"{what} has no option {unknown[0]!r}; known are: {', '.join(_FIELDS)}")
+        raise ConfigError(f"{what} has no option {unknown[0]!r}; known: {', '.join(_FIELDS)}")
     found = dataclasses.replace(common, **{name: _checked(what, name, value) for name, value in options.items()})
     if found.batch > 1 and found.concurrency > 1:
         raise ConfigError(
-            f"{what}: batch={found.batch} and concurrency={found.concurrency} exclude each other; "
+            f"{what}: batch={found.batch} and concurrency={found.concurrency} cannot be combined; "
             "use workers= to run several batches at once"
         )
     return found
@@ -280,7 +280,7 @@ def _ids(what: str, name: str, models: Any, common: ModelOptions, *, any_model: 
         raise ConfigError(f"{what}: models must be a list of ids, or a dict of options by id, found {models!r}")
     given: dict[Any, Any] = dict(models) if isinstance(models, Mapping) else {one: {} for one in models}
     if not given and not any_model:
-        raise ConfigError(f"{what}: models is empty; name at least one id, leave it out, or set any_model=True")
+        raise ConfigError(f"{what}: models is empty; list at least one id, leave it out, or set any_model=True")
     found = {}
     for one, options in given.items():
         if not isinstance(one, str) or not 0 < len(one) <= _LONGEST_ID or not one.isprintable():
@@ -314,7 +314,9 @@ def _check_class(what: str, target: Any, options: ModelOptions) -> None:
     function = getattr(target, "infer" if options.batch == 1 and hasattr(target, "infer") else "infer_batch")
     for method in ("embed", "chat", "transcribe"):
         if _is_async(getattr(target, method, None)) and not _is_async(function):
-            raise ConfigError(f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be, too")
+            raise ConfigError(
+                f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be async as well"
+            )
 
 
 def _is_async(function: Any) -> bool:
