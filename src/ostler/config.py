@@ -45,6 +45,7 @@ _INTERNAL = frozenset(
 _APPS = (
     "browser",
     "clips_",
+    "music_",
     "models_",
     "fd_",
 )  # variables of the apps that come with Ostler, and of descriptors that workers inherit

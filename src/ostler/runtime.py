@@ -287,7 +287,9 @@ class Node:
         control = Control(supervisor)
         poll = Poll(settings, lanes.glance, lanes.records, supervisor, dispatcher, control)
         intake = Intake(lanes.intake, settings.store_patience, dispatcher.ring)
-        upkeep = Upkeep(settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin)
+        upkeep = Upkeep(
+            settings, lanes.upkeep, lanes.intake, bus, dispatcher.ring, lambda: member.id, self._origin, member.home
+        )
         broker = Broker(secrets.token_hex(4), settings.node, settings.event_keepalive)
         models = States(self._gateway, self.app.models) if self._gateway else dict
         watch = Watch(

@@ -31,7 +31,7 @@ from ostler.app import Ostler
 from ostler.errors import BadArguments
 from ostler.flows import Step
 from ostler.handles import JobId
-from ostler.jobs import execute, schedule, verdict
+from ostler.jobs import execute, producer, schedule, verdict
 from ostler.jobs.awaiting import Awaiting
 from ostler.jobs.handle import Job
 from ostler.jobs.verdict import Policy, Ran
@@ -100,6 +100,7 @@ class Bench:
             self._saved[name] = os.environ.get(name)
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
+        producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
         self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
@@ -122,6 +123,7 @@ class Bench:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
         self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
+        producer.clock = None
         self.store.close()
         for name, value in self._saved.items():
             if value is None:
@@ -170,6 +172,20 @@ class Bench:
             if taken.claims:
                 return self._one(taken.claims[0])
         return False
+
+    def enqueued(self, task: Task[..., Any] | None = None) -> list[dict[str, Any]]:
+        """The arguments of the jobs that wait to run, oldest first; of one task, or of all. For code that enqueues:
+        `assert bench.enqueued(send_mail) == [{"to": "ada@example.org"}]`.
+        """
+        found: list[int] = []
+        cursor: int | None = None
+        while True:
+            page, cursor = self.store.jobs.list(
+                status="queued", task=None if task is None else task.name, limit=500, cursor=cursor
+            )
+            found += [job["id"] for job in page]
+            if cursor is None:
+                return [self.store.jobs.find(job)["args"] for job in sorted(found)]
 
     def job(self, job: int) -> dict[str, Any]:
         """The job with its timeline."""

@@ -2,9 +2,10 @@
 
 import asyncio
 from datetime import datetime, timedelta, timezone
-from typing import Any, assert_type
+from pathlib import Path
+from typing import IO, Any, assert_type
 
-from ostler import BatchId, Chain, Job, JobFailed, JobId, Ostler, Retry, Snooze, Step
+from ostler import Artifact, BatchId, Chain, Job, JobArtifact, JobFailed, JobId, Ostler, Retry, Snooze, Step
 from ostler.testing import Bench
 
 app = Ostler()
@@ -18,6 +19,16 @@ def add(job: Job, a: int, b: int = 1) -> int:
 @app.job(queue="work")
 async def fetch(job: Job, url: str) -> dict[str, Any]:
     raise Retry(after=timedelta(seconds=1)) if url else Snooze(timedelta(seconds=1))
+
+
+@app.job(queue="work")
+def read(job: Job, key: str) -> int:
+    found = job.artifact(key)
+    assert_type(found, JobArtifact)
+    assert_type(found.path(), Path)
+    assert_type(found.read_bytes(), bytes)
+    assert_type(found.open(), IO[bytes])
+    return found.size
 
 
 @app.job(queue="work")
@@ -44,6 +55,7 @@ assert_type(app.batch([add.s(a=1), add.s(2)], then=report.s(), into="summary"), 
 app.batch([add.s(a=1), fetch.s(url="")])
 app.cron("nightly", "0 3 * * *", report.s())
 assert_type(app.find(7), JobId[Any])
+assert_type(app.find(7).artifacts(), list[Artifact])
 whole: int = add.enqueue(a=1)
 
 for one in app.batch([add.s(a=1)]).results():

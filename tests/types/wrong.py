@@ -30,6 +30,7 @@ number: int = fetch.enqueue(url="x").result()  # wrong: it is a dict
 later: str = add.s(a=1).then(fetch.s(), into="url").enqueue().result()  # wrong: it is the last step's
 add.enqueue(a=1).result(timeout="soon")  # wrong
 add.s(1, 2, 3)  # wrong: too many
+app.find(7).artifacts()[0].path()  # wrong: only a job has a place to put it
 app.batch([add])  # wrong: a task is no step
 with Bench(app) as bench:
     bench.enqueue(add)  # wrong: an argument is missing

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ from ostler import Fail, Job, Ostler
 
 app = Ostler()
 app.pool("work", workers=2)
+app.pool("here", workers=1)
 
 
 def write(job: Job, text: str) -> Path:
@@ -62,7 +62,12 @@ def publish_and_die(job: Job, key: str) -> None:
         os._exit(9)
 
 
-@app.job(queue="work", attempts=1)
+@app.job(queue="here", attempts=1)
+def publish_here(job: Job, key: str, text: str = "content") -> str:
+    return job.publish(write(job, text), key).key
+
+
+@app.job(queue="here", attempts=1)
 def measure(job: Job, key: str) -> dict[str, Any]:
     """What a later job finds."""
     found = job.artifact(key)
@@ -78,9 +83,3 @@ def measure(job: Job, key: str) -> dict[str, Any]:
         "in_path": path.stat().st_size,
         "saved": found.save(job.scratch).name,
     }
-
-
-@app.job(queue="work")
-def until_there(job: Job, path: str) -> None:
-    while not Path(path).exists():
-        time.sleep(0.01)

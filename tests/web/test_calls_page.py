@@ -61,7 +61,7 @@ def test_models_show_their_state_memory_and_reason_as_it_changes(node: Node, pag
 def test_a_call_under_way_is_cancelled_by_clicking(node: Node, page: Page, tmp_path: Path) -> None:
     opened(page, node, "#/calls")
     asking = Asking(node, "slow", {"go": str(tmp_path / "never")}, headers={"x-request-id": "by-hand"})
-    row = region(page, "Under way").locator("tr", has_text="by-hand")
+    row = region(page, "Running calls").locator("tr", has_text="by-hand")
     expect(row.locator(".pill")).to_have_text("running")
     row.get_by_role("button", name="Cancel call by-hand").click()
     page.get_by_role("dialog").get_by_role("button", name="Cancel the call").click()
@@ -107,7 +107,7 @@ def test_the_form_shows_json_text_streams_images_and_audio_and_says_what_is_wron
     expect(answer.locator("audio")).to_be_visible()
     page.goto(f"{node.url}/#/calls/slow/slow")
     call(page, f'{{"go": "{tmp_path / "never"}"}}')
-    expect(region(page, "Under way").locator(".pill")).to_have_text("running")
+    expect(region(page, "Running calls").locator(".pill")).to_have_text("running")
     page.get_by_role("button", name="Stop").click()
     expect(complaint).to_contain_text("the call is cancelled")
     until(lambda: node.get("/api/v1/calls/running")[1]["total"] == 0, "the call to be cancelled")
@@ -127,7 +127,7 @@ def test_an_id_is_shown_as_text_with_its_own_page_log_and_plots(node: Node, page
     page.goto(f"{node.url}/#/calls?model={quote(ODD)}&task=echo&outcome=done")
     expect(rows.first).to_contain_text(ODD)
     region(page, "Call log").get_by_role("button", name="died").click()
-    expect(region(page, "Call log")).to_contain_text("No call fits.")
+    expect(region(page, "Call log")).to_contain_text("No calls match.")
     assert page.evaluate("window.hacked") is None
 
 

@@ -24,6 +24,7 @@ PAGES = (
     "#/jobs",
     "#/jobs?status=failed",
     "#/jobs/1",
+    "#/schedules",
     "#/calls",
     "#/sessions",
 )
@@ -96,7 +97,7 @@ def test_a_job_enqueued_elsewhere_appears_progresses_and_finishes(node: Node, pa
 
 def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, tmp_path: Path) -> None:
     opened(page, node)
-    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is well")
+    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is running normally")
     job = node.enqueue("steps", folder=str(tmp_path))
     running = page.get_by_role("region", name="Running jobs")
     expect(running).to_contain_text(f"#{job}")
@@ -105,7 +106,7 @@ def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, t
     expect(running.get_by_role("progressbar")).to_have_attribute("aria-valuenow", "40")
     (tmp_path / "75").touch()
     (tmp_path / "100").touch()
-    expect(running).to_contain_text("Nothing runs.")
+    expect(running).to_contain_text("No job is running.")
     expect(page.locator("a.figure", has_text="Done").locator("strong")).to_have_text("1")
     # The plot moves with the work: its newest bucket comes with the queue's state.
     expect(page.locator("svg.plot rect.c-done")).to_have_count(1)
@@ -147,9 +148,9 @@ def test_a_job_shows_its_timeline_error_arguments_and_output(node: Node, page: P
     expect(page.locator(".events li strong")).to_have_text(
         ["created", *["processing", "requeued:retry"] * 2, "processing", "failed"]
     )
-    assert page.locator("svg.timeline rect").count() == 6  # three waits, three runs
+    assert page.locator("svg.timeline rect:not(.t-gap)").count() == 6  # three waits, three runs
     expect(page.locator("main")).to_contain_text("RETRIES_EXHAUSTED")
-    expect(page.locator("details .log")).to_contain_text("Traceback")
+    expect(page.get_by_role("region", name="Errors").locator(".log").first).to_contain_text("Traceback")
     expect(page.locator(".json").first).to_contain_text('"times": 9')
     page.get_by_role("button", name="Retry").click()
     confirm(page, "Retry job")
@@ -270,19 +271,19 @@ def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: P
     expect(detail.locator("tbody tr").first).to_contain_text("killed by an operator")
 
 
-def test_many_jobs_are_chosen_retried_and_redriven(node: Node, page: Page) -> None:
+def test_some_jobs_are_selected_and_retried_then_all_that_match(node: Node, page: Page) -> None:
     failed = [node.wait_job(node.enqueue("gives_up"))["id"] for _ in range(3)]
     opened(page, node, "#/jobs?status=failed")
     expect(page.locator("tbody tr")).to_have_count(3)
-    page.get_by_role("checkbox", name=f"Choose job {failed[0]}").check()
-    bulk = page.get_by_role("group", name="Chosen jobs")
-    expect(bulk).to_contain_text("1 chosen")
+    page.get_by_role("checkbox", name=f"Select job {failed[0]}").check()
+    bulk = page.get_by_role("group", name="Selected jobs")
+    expect(bulk).to_contain_text("1 selected")
     bulk.get_by_role("button", name="Retry").click()
     confirm(page, "Retry")
     until(lambda: "retried" in node.events(failed[0]), "the chosen one to be retried")
     assert "retried" not in node.events(failed[1])
-    page.get_by_role("button", name="Redrive all that fit").click()
-    confirm(page, "Redrive")
+    page.get_by_role("button", name="Retry all matching").click()
+    confirm(page, "Retry all matching")
     until(lambda: all("retried" in node.events(job) for job in failed), "all to be retried")
     expect(page.locator("tbody tr")).to_have_count(3)
 
@@ -292,8 +293,8 @@ def test_all_that_were_chosen_are_retried_however_they_ended(node: Node, page: P
     done = node.wait_job(node.enqueue("add", a=1))["id"]
     opened(page, node, "#/jobs")
     for job in (failed, done):
-        page.get_by_role("checkbox", name=f"Choose job {job}").check()
-    page.get_by_role("group", name="Chosen jobs").get_by_role("button", name="Retry").click()
+        page.get_by_role("checkbox", name=f"Select job {job}").check()
+    page.get_by_role("group", name="Selected jobs").get_by_role("button", name="Retry").click()
     confirm(page, "Retry")
     expect(page.locator("#live")).to_have_text("2 retried")
     until(lambda: all("retried" in node.events(job) for job in (failed, done)), "both to be retried")
@@ -330,7 +331,7 @@ def test_jobs_are_filtered_and_searched(node: Node, page: Page) -> None:
     expect(page.locator(f"#job-{other}")).to_be_visible()
     expect(page.locator(f"#job-{found}")).to_have_count(0)
     page.get_by_role("group", name="Status").get_by_role("button", name="failed").click()
-    expect(page.locator("main")).to_contain_text("No job fits.")
+    expect(page.locator("main")).to_contain_text("No jobs match.")
 
 
 def test_a_job_is_stored_from_the_page_and_a_mistake_is_said_where_it_was_made(node: Node, page: Page) -> None:
@@ -441,13 +442,13 @@ def test_a_node_that_hangs_is_not_shown_as_live(make_node, page: Page) -> None:
 def test_a_node_with_a_token_asks_for_it(make_node, page: Page) -> None:
     node = make_node("--pool", "work=1", ready=False, OSTLER_TOKEN='open; sesame,"é')
     page.goto(node.url)
-    page.get_by_label("This node asks for its token").fill("guess")
-    page.get_by_role("button", name="Enter").click()
+    page.get_by_label("This node's token").fill("guess")
+    page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("not this node's token")
-    page.get_by_label("This node asks for its token").fill('open; sesame,"é')
-    page.get_by_role("button", name="Enter").click()
+    page.get_by_label("This node's token").fill('open; sesame,"é')
+    page.get_by_role("button", name="Sign in").click()
     expect(page.locator("#connection")).to_have_text("live")
-    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is well")
+    expect(page.get_by_role("region", name="Health")).to_contain_text("Everything is running normally")
 
 
 def test_a_token_that_is_no_longer_the_nodes_is_asked_for_again(make_node, page: Page) -> None:
@@ -458,4 +459,4 @@ def test_a_token_that_is_no_longer_the_nodes_is_asked_for_again(make_node, page:
     node.kill()
     node.env["OSTLER_TOKEN"] = "new"
     node.start(ready=False)
-    expect(page.get_by_label("This node asks for its token")).to_be_visible()
+    expect(page.get_by_label("This node's token")).to_be_visible()

@@ -169,7 +169,7 @@ def test_ended_sessions_have_a_reason_a_page_and_older_ones(node: Made, page: Pa
     expect(ended.get_by_role("button", name="Show older")).to_be_hidden()
     page.goto(f"{node.url}/#/sessions?owner=token:1")
     expect(ended.locator("tbody tr")).to_have_count(13)
-    expect(region(page, "Live sessions")).to_contain_text("No live session fits.")
+    expect(region(page, "Live sessions")).to_contain_text("No live sessions match.")
     ended.locator("a", has_text="old-1").first.click()
     expect(region(page, "Session")).to_contain_text("it hangs")
     expect(region(page, "Session")).to_contain_text("1011")

@@ -23,7 +23,16 @@ from ostler.cli.options import place
 @click.option("--pool", "pools", multiple=True, metavar="NAME=N", help="Number of workers of a pool; can be repeated.")
 @click.option("--name", help="The node's name (default: the host name).")
 @click.option("--log-level", help="debug, info, warning or error.")
-def up(app: str, data: str | None, store: str | None, file: Path | None, pools: tuple[str, ...], **flags: Any) -> None:
+@click.option("--reload", is_flag=True, help="Start again whenever a file of the app changes (for development).")
+def up(
+    app: str,
+    data: str | None,
+    store: str | None,
+    file: Path | None,
+    pools: tuple[str, ...],
+    reload: bool,
+    **flags: Any,
+) -> None:
     """Start a node for APP: path/to/file.py, package.module or package.module:name.
 
     SIGTERM or Ctrl-C stops the node after running jobs have finished (up to stop_grace). A second one stops it at once.
@@ -32,6 +41,12 @@ def up(app: str, data: str | None, store: str | None, file: Path | None, pools: 
         os.getpid() == 1
     ):  # in a container: the kernel drops what PID 1 does not handle, and loading an app can take a while
         signal.signal(signal.SIGTERM, _leave)
+    if reload:
+        from ostler.cli import reload as reloading  # noqa: PLC0415
+
+        root = Path(app).resolve().parent if app.endswith(".py") else Path.cwd()
+        arguments = [argument for argument in sys.argv[2:] if argument != "--reload"]
+        sys.exit(reloading.serve(arguments, root, Path(data or ".ostler").resolve()))
     loaded = apps.load(app)
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file

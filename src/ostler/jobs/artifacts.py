@@ -178,6 +178,18 @@ class Reader:
             return ""
 
 
+def by_store(settings: Settings) -> Callable[[Callable[[Store], T]], T]:
+    """What a reader asks the store with, where it is asked seldom: a connection for each question."""
+
+    def read(work: Callable[[Store], T]) -> T:
+        from ostler.store import Store  # noqa: PLC0415
+
+        with Store.open(settings.store, settings.data_dir, read_only=True) as store:
+            return work(store)
+
+    return read
+
+
 # ---- where it is
 
 

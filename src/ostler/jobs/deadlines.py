@@ -14,6 +14,11 @@ from ostler.lifecycle.worker import Worker
 
 log = logging.getLogger("ostler.jobs")
 
+_OUTERMOST, _CUT = (
+    b" in _work",
+    b"  ...",
+)  # the last line of a worker's stack that is of interest, or of one that is too deep
+_STACK = 1.0  # seconds that a worker gets to print its stack, before it is killed
 RECALL_AFTER = 0.050  # seconds; a running job that lasts longer gives back what waits behind it
 
 
@@ -64,7 +69,7 @@ class Deadlines:
         if not seat.jobs or seat.worker.killing:
             return []
         moments = [m for m in (seat.kill_by or seat.cancel_by,) if m is not None]
-        if seat.jobs[0].timeout is not None:
+        if seat.jobs[0].timeout is not None and not seat.timed_out:
             moments.append(seat.began + seat.jobs[0].timeout)
         if len(seat.jobs) > 1 and not seat.recalled:
             moments.append(seat.began + RECALL_AFTER)
@@ -82,15 +87,26 @@ class Deadlines:
                 self.recall(seat)
             self.arm(seat)
 
+    def printed(self, seat: Seat, lines: list[bytes]) -> None:
+        """What the job of the seat printed. Once the stack of one that overran is complete, its worker is killed."""
+        if seat.timed_out and any(line.endswith(_OUTERMOST) or line == _CUT for line in lines):
+            seat.kill_by = time.monotonic()
+            self.tick()
+
     def _due(self, seat: Seat, now: float) -> None:
         timeout = seat.jobs[0].timeout
         overran = timeout is not None and now >= seat.began + timeout
+        if seat.timed_out:
+            if seat.kill_by is None or now >= seat.kill_by:
+                self.supervisor.kill(seat.worker, "job-timeout", on_purpose=True)
+            return
         if overran and seat.cancel_by is None:
             log.warning(
                 "job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component
             )
-            seat.timed_out = True
-            self.supervisor.kill(seat.worker, "job-timeout", on_purpose=True)
+            shows = seat.worker.process is not None and seat.worker.process.show_stack()
+            seat.timed_out, seat.kill_by = True, now + _STACK if shows else None
+            self._due(seat, now)
         elif overran or (seat.kill_by is not None and now >= seat.kill_by):
             self.supervisor.kill(seat.worker, "cancelled", on_purpose=True)
         elif seat.kill_by is None and seat.cancel_by is not None and now >= seat.cancel_by:

@@ -282,7 +282,7 @@ class Dispatcher:
     def output(self, worker: Worker, label: str, lines: list[bytes]) -> None:
         """What a job printed."""
         if seat := self._seats.get(worker):
-            seat.print(label, lines)
+            self.deadlines.printed(seat, lines)
         self._logs.append(int(label), lines)
         self._bus.send(Printed(f"job:{label}"))
 

@@ -136,11 +136,10 @@ class Job:
     def artifact(self, key: str) -> JobArtifact:
         """What any job has published under the key: to read, or as a local file (`.path()`). Raises NotFound."""
         from ostler import config  # noqa: PLC0415
-        from ostler.jobs.artifacts import JobArtifact, Reader  # noqa: PLC0415
-        from ostler.jobs.producer import Producer  # noqa: PLC0415
+        from ostler.jobs.artifacts import JobArtifact, Reader, by_store  # noqa: PLC0415
 
         settings = config.load()
-        reader = Reader(settings, Producer(settings).read)
+        reader = Reader(settings, by_store(settings))
         found = reader.artifact(key)
         return JobArtifact(key, found.size, found.sha256, found.type, found.at, reader, lambda: self.scratch)
 

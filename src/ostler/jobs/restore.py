@@ -18,6 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
+from ostler.lifecycle.child import STACK
+
 log = logging.getLogger("ostler.jobs")
 
 _ABSENT = "resource" not in sys.modules
@@ -36,8 +38,10 @@ _VARIABLES: dict[bytes, bytes] = os.environ._data  # type: ignore[attr-defined] 
 
 
 def show_faults(descriptor: int) -> None:
-    """Write the Python stack of a segfault there: of the faulting thread alone, so that it fits into an exit record."""
+    """Write the Python stack of a segfault or of a job that overran there: of one thread alone, so that it fits into a record."""
     faulthandler.enable(descriptor, all_threads=False)
+    if STACK is not None:  # asked for by the node, before it kills a job that overran its timeout
+        faulthandler.register(STACK, descriptor, all_threads=False)
 
 
 class Baseline:

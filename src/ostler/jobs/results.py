@@ -76,6 +76,9 @@ class Results(Protocol):
     def delete(self, key: str) -> None:
         """Remove the artifact and its note."""
 
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        """`delete`, if what is there was published by this job; whether it was."""
+
     def forget(self, job: int, origin: str = "") -> None:
         """Remove what this job has published under keys that begin with its id."""
 
@@ -130,7 +133,7 @@ class LocalResults:
         note = temporary.with_name(f"{temporary.name}.note")
         try:
             size, digest = _copy(source, temporary, own=self._own)
-            with _locked(target.parent) as folder:
+            with self._made(target.parent) as folder:
                 _check_fence(self.find(key), key, fence, origin, job, holds)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
                 _write(note, json.dumps(published._asdict()), own=self._own)
@@ -143,12 +146,27 @@ class LocalResults:
             note.unlink(missing_ok=True)
         return published
 
+    @contextlib.contextmanager
+    def _made(self, folder: Path) -> Iterator[int]:
+        """A folder that was made, locked. Who deletes the last file of a folder deletes that, too, until somebody else has locked it."""
+        while True:
+            with contextlib.ExitStack() as stack:
+                is_there = False
+                with contextlib.suppress(FileNotFoundError):
+                    descriptor = stack.enter_context(_locked(folder))
+                    is_there = os.path.samestat(os.fstat(descriptor), folder.stat())
+                if is_there:
+                    yield descriptor
+                    return
+            with contextlib.suppress(FileNotFoundError):
+                _make(folder, self.root, own=self._own)
+
     def find(self, key: str) -> Published | None:
         target = self.path(key)
+        note = _read(_note(target))
         try:
-            note = Published(**json.loads(_note(target).read_text(encoding="ascii")))
-            return note if target.stat().st_size == note.size else None
-        except (OSError, ValueError, TypeError):
+            return note if note is not None and target.stat().st_size == note.size else None
+        except OSError:
             return None
 
     def open(self, key: str) -> IO[bytes]:
@@ -173,13 +191,19 @@ class LocalResults:
             for folder in target.parents[: len(key.split("/")) - 1]:
                 folder.rmdir()
 
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        target = self.path(key)
+        with contextlib.suppress(FileNotFoundError), _locked(target.parent):
+            note = _read(_note(target))
+            if note is not None and (note.job, note.origin) == (job, origin):
+                self.delete(key)
+                return True
+        return False
+
     def forget(self, job: int, origin: str = "") -> None:
-        folder = self.root / str(job)
-        for note in list(folder.rglob(f".*{_NOTE}")):
-            with contextlib.suppress(OSError, ValueError, TypeError):
-                found = Published(**json.loads(note.read_text(encoding="ascii")))
-                if (found.job, found.origin) == (job, origin):
-                    self.delete(found.key)
+        for path in list((self.root / str(job)).rglob(f".*{_NOTE}")):
+            if note := _read(path):
+                self.remove(note.key, job, origin)
 
     def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
         deleted = 0
@@ -260,13 +284,24 @@ class RemoteResults:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(path)
 
+    def remove(self, key: str, job: int, origin: str = "") -> bool:
+        try:
+            note = Published(**json.loads(self._fs.cat_file(_beside(self._at(key)))))
+        except (FileNotFoundError, ValueError, TypeError):
+            return False
+        if (note.job, note.origin) == (job, origin):
+            self.delete(key)
+            return True
+        return False
+
     def forget(self, job: int, origin: str = "") -> None:
+        root = self._root.rstrip("/")
         with contextlib.suppress(FileNotFoundError):
-            for path in self._fs.find(f"{self._root.rstrip('/')}/{job}"):
-                if path.endswith(_NOTE):
-                    found = Published(**json.loads(self._fs.cat_file(path)))
-                    if (found.job, found.origin) == (job, origin):
-                        self.delete(found.key)
+            for path in self._fs.find(f"{root}/{job}"):
+                folder, _, name = path.rpartition("/")
+                if name.startswith(".") and name.endswith(_NOTE):
+                    key = f"{folder}/{name[1 : -len(_NOTE)]}".removeprefix(root).lstrip("/")
+                    self.remove(key, job, origin)
 
     def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
         deleted = 0
@@ -328,6 +363,13 @@ def _copy(source: Path, target: Path, *, own: bool) -> tuple[int, str]:
     if not own:
         shutil.copymode(source, target)
     return size, digest.hexdigest()
+
+
+def _read(note: Path) -> Published | None:
+    try:
+        return Published(**json.loads(note.read_text(encoding="ascii")))
+    except (OSError, ValueError, TypeError):
+        return None
 
 
 def _note(target: Path) -> Path:

@@ -11,8 +11,6 @@ from ostler.store.rows import Claim
 
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
 _HANDOVER_MOST = 256
-_LINES = 40  # that a job printed last, for the record of a crash
-_LINE_LENGTH = 1000  # bytes
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 
 
@@ -29,8 +27,6 @@ class Seat:
     timed_out: bool = False
     cancel_by: float | None = None  # SIGTERM then
     kill_by: float | None = None  # SIGKILL then
-    printed: deque[bytes] = field(default_factory=lambda: deque(maxlen=_LINES))  # by the job that `label` names
-    label: str = ""
 
     def next(self, now: float, at: int, *, begun: bool) -> None:
         """Another job is the first one in hand: nothing that was said of the last one holds for it."""
@@ -40,18 +36,11 @@ class Seat:
         if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
             self.kill_by = None
 
-    def print(self, label: str, lines: list[bytes]) -> None:
-        """Keep what a job printed last."""
-        if label != self.label:
-            self.label = label
-            self.printed.clear()
-        self.printed.extend(line[:_LINE_LENGTH] for line in lines)
-
     def last_lines(self) -> str | None:
-        """What the first job in hand printed last; None when that was nothing."""
-        if not self.printed or self.label != str(self.jobs[0].id):
-            return None
-        return shortened(b"\n".join(self.printed).decode(errors="replace"))
+        """What the run of the first job in hand printed last; None when that was nothing."""
+        process = self.worker.process
+        said = None if process is None else process.said(str(self.jobs[0].id))
+        return None if said is None else shortened(said)
 
 
 class Durations:

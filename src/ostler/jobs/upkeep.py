@@ -21,6 +21,7 @@ from ostler.events import Bus
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.store import now_ms
+from ostler.store.artifacts import Gone
 from ostler.store.lanes import Lane
 from ostler.store.retention import Purged
 from ostler.store.store import Store
@@ -31,6 +32,7 @@ T = TypeVar("T")
 _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look again
 _TASKS = "tasks that no node declares"
 _STEP = 0.004  # seconds that one step of a purge should take
+_AWAY_MS = 7 * 86_400_000  # for so long it is remembered that a node which is away has artifacts to delete
 _PARTS_EVERY = 3600.0  # how often the results are searched for files that a killed publish left
 
 
@@ -46,11 +48,12 @@ class Upkeep:
         fired: Callable[[], None],
         node: Callable[[], str],
         origin: str = "",
+        home: str = "",
     ) -> None:
         self._settings, self._lane, self._intake, self._bus = settings, lane, intake, bus
         self._fired, self._node = fired, node
         self._logs = JobLogs(settings.data_dir)
-        self._origin = origin
+        self._origin, self._home = origin, home
         self._most = 100  # jobs that the next step of a purge deletes
         self._parts_due = 0.0
         self._begins = True
@@ -91,6 +94,7 @@ class Upkeep:
             "retries after a change of the clock": self._clock,
             "deleting old jobs": self._old_jobs,
             "deleting the files of deleted jobs": self._files,
+            "deleting the artifacts of deleted jobs": self._artifacts,
             "deleting old keys and batches": self._leftovers,
             "deleting old counters and incidents": self._counters,
             "deleting old rows of the call log": self._calls,
@@ -162,6 +166,32 @@ class Upkeep:
                 gone.append(job)
             except Exception as error:  # noqa: BLE001  the rest goes on
                 log.warning("the artifacts of job %d could not be deleted: %s; trying again later", job, error)
+        return gone
+
+    async def _artifacts(self) -> None:
+        """What deleted jobs have published under any key. Of nodes that do not share their results, each deletes its own; the files of
+        one that does not come back within a week stay there.
+        """
+        after: Gone | None = None
+        while found := await self._step(partial(_gone, after=after)):
+            await self._step(lambda store: store.jobs.retention.sync())
+            gone = await asyncio.to_thread(self._remove, found, now_ms() - _AWAY_MS)
+            await self._step(partial(_forget_artifacts, publishes=gone))
+            after = found[-1]
+
+    def _remove(self, publishes: list[Gone], before: int) -> list[Gone]:
+        """Delete the files of these publishes, unless another job has published there since; those that need no other look."""
+        place = results.connect(self._settings.results, self._settings.data_dir)
+        gone = []
+        for one in publishes:
+            try:
+                is_removed = place.remove(one.key, one.job, self._origin)
+            except Exception as error:  # noqa: BLE001  the rest goes on
+                log.warning("artifact %s could not be deleted: %s; trying again later", one.key, error)
+                continue
+            is_own = one.home == self._home or not isinstance(place, results.LocalResults)
+            if is_removed or is_own or one.since < before:
+                gone.append(one)
         return gone
 
     async def _leftovers(self) -> None:
@@ -237,6 +267,14 @@ def _purge(store: Store, done: int | None, failed: int | None, most: int) -> Pur
 
 def _files(store: Store, after: int) -> list[int]:
     return store.jobs.retention.files(after)
+
+
+def _gone(store: Store, after: Gone | None) -> list[Gone]:
+    return store.jobs.artifacts.gone(after)
+
+
+def _forget_artifacts(store: Store, publishes: list[Gone]) -> None:
+    store.jobs.artifacts.forget(publishes)
 
 
 def _files_gone(store: Store, jobs: list[int]) -> None:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 CONTROL = "OSTLER_CONTROL"  # "<descriptor>:<beat interval>"
 DESCRIPTOR = "OSTLER_FD_"  # + its name: a descriptor that the worker inherits
 
+STACK: int | None = getattr(signal, "SIGRTMAX", None)
+"""The signal on which a job's worker prints its Python stack; None where there is none to spare."""
+
 # Exit codes of a worker that mean something (70 and up, so that they collide with no shell's and no signal's).
 APP_LOAD = 70
 MODEL_LOAD = 71
@@ -111,12 +114,17 @@ class Channel:
                 next_beat = now + self._interval
             if not self._lent.wait(max(0.0, next_beat - time.monotonic())):
                 continue
-            with self._reading:
+            # The main thread may have begun to listen just now, and may do so for hours: the next beat must not wait for it.
+            if not self._reading.acquire(timeout=max(0.0, next_beat - time.monotonic())):
+                continue
+            try:
                 ready = {number for number, _ in poll.poll(max(0.0, next_beat - time.monotonic()) * 1000)}
                 if self._woken in ready:
                     os.read(self._woken, 64)
                 if self._socket.fileno() in ready:
                     self._receive()
+            finally:
+                self._reading.release()
 
     def _receive(self) -> None:
         """Wait for what comes next, and handle it."""

@@ -25,7 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ostler.lifecycle import family
-from ostler.lifecycle.child import CONTROL, DESCRIPTOR
+from ostler.lifecycle.child import CONTROL, DESCRIPTOR, STACK
 from ostler.lifecycle.logs import Writer
 from ostler.lifecycle.wire import Frame, Frames, encode
 
@@ -97,6 +97,7 @@ class Process:
         self._on_frame, self._on_line, self._on_end, self._on_garbage = on_frame, on_line, on_end, on_garbage
         self._on_labelled, self._on_printed = on_labelled, on_printed
         self._label = ""
+        self._said: deque[bytes] = deque(maxlen=_LOG_LINES)  # since the worker gave that label
         self._token = secrets.token_hex(8)
         self._marker = re.compile(rb"(.*)\x1e" + self._token.encode() + rb" (\d{1,18})", re.DOTALL)
         self._frames = Frames()
@@ -285,9 +286,11 @@ class Process:
                 if labelled and self._label:
                     self._on_labelled(self._label, labelled)
                 labelled, self._label = [], label.decode()
+                self._said.clear()
                 continue
             kept.append(line)
             labelled.append(line)
+            self._said.append(line[:_LINE_LENGTH])
         if labelled and self._label:
             self._on_labelled(self._label, labelled)
         if kept:
@@ -298,6 +301,12 @@ class Process:
             self.tail.append(text)
             self._on_line(text)
 
+    def said(self, label: str) -> str | None:
+        """The last lines since the worker gave this label; None when it gave another one since, or said nothing."""
+        if self._label != label or not self._said:
+            return None
+        return b"\n".join(self._said).decode(errors="replace")
+
     # ---- its end
 
     def signal(self, number: int) -> None:
@@ -305,6 +314,14 @@ class Process:
         if self.ended is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
+
+    def show_stack(self) -> bool:
+        """Have a job's worker print where it is; False where that cannot be had."""
+        if self.ended is not None or STACK is None:
+            return False
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.pid, STACK)
+        return True
 
     def _reap(self) -> None:
         if self.ended is not None:

@@ -26,6 +26,15 @@ class ArtifactRow(NamedTuple):
     replaced_by: int | None = None
 
 
+class Gone(NamedTuple):
+    """A publish whose job was deleted at that time (ms)."""
+
+    job: int
+    key: str
+    home: str
+    since: int
+
+
 class Artifacts:
     """The rows. A row is there before its file is, and until after its file is deleted."""
 
@@ -40,7 +49,7 @@ class Artifacts:
 
     def add(self, rows: Sequence[ArtifactRow]) -> None:
         """These files are there. Of several publishes of a job under one key, the last counts."""
-        last = {(row.job, row.key): row[:6] for row in rows}
+        last = {row[:3]: row[:6] for row in rows}
         self._db.run_many("artifact_done", [*last.values()])
 
     def mark_gone(self, jobs: Sequence[int]) -> None:
@@ -58,15 +67,15 @@ class Artifacts:
         rows = self._db.run("artifact_newest", key=key)
         return ArtifactRow(*rows[0]) if rows else None
 
-    def gone(self, after: tuple[int, str] = (0, ""), limit: int = 500) -> list[tuple[int, str, int]]:
-        """Publishes (job, key, since) whose job is deleted, from after this one on."""
-        rows = self._db.run("artifacts_gone", job=after[0], key=after[1], limit=limit)
-        return [(row["job"], row["key"], row["gone_at"]) for row in rows]
+    def gone(self, after: Gone | None = None, limit: int = 500) -> list[Gone]:
+        """Publishes whose job is deleted and whose file may be there, from after this one on."""
+        job, key, home, _ = after or Gone(0, "", "", 0)
+        return [Gone(*row) for row in self._db.run("artifacts_gone", job=job, key=key, home=home, limit=limit)]
 
-    def forget(self, publishes: Sequence[tuple[int, str]]) -> None:
+    def forget(self, publishes: Sequence[Gone]) -> None:
         """Delete the rows of these publishes, whose files are gone."""
         if publishes:
-            self._db.run_many("artifact_forget", publishes)
+            self._db.run_many("artifact_forget", [one[:3] for one in publishes])
 
 
 def shown(row: ArtifactRow) -> dict[str, Any]:

@@ -31,7 +31,7 @@ TABLES: dict[str, tuple[str, ...]] = {
     "uniques": ("key",),
     "rates": ("queue",),
     "purged": ("job",),
-    "artifacts": ("job", "key"),
+    "artifacts": ("job", "key", "home"),
     "tallies": ("step", "at", "queue", "name"),
     "incidents": ("node", "id"),
     "footprints": ("task", "model", "env", "device"),

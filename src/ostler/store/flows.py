@@ -12,6 +12,8 @@ from ostler.errors import NotFound
 from ostler.store.database import Database
 from ostler.store.rows import NewJob
 
+_NEAR = 10  # steps of a chain that are shown on either side of a job
+
 Insert = Callable[[Sequence[NewJob], int], list[int]]
 
 
@@ -113,3 +115,39 @@ class Flows:
         if not rows:
             raise NotFound(f"there is no batch {batch}")
         return dict(rows[0])
+
+    def related(self, job: int) -> dict[str, Any]:
+        """What belongs to a job; raises NotFound. `chain`: the steps near it, `batch`: the one that it is part of, `follows`: the one whose
+        end stored it.
+        """
+        rows = self._db.run("kin", id=job)
+        if not rows:
+            raise NotFound(f"there is no job {job}")
+        own = rows[0]
+        called = self._db.run("batch_of_callback", job=job)
+        return {
+            "chain": None if own["chain"] is None else self._chain(own["chain"], own["step"]),
+            "batch": None if own["batch"] is None else self._batch_if_any(own["batch"]),
+            "follows": self._batch_if_any(called[0]["id"]) if called else None,
+        }
+
+    def _batch_if_any(self, batch: int) -> dict[str, Any] | None:
+        rows = self._db.run("batch", id=batch)
+        return dict(rows[0]) if rows else None
+
+    def _chain(self, chain: int, step: int) -> dict[str, Any]:
+        """The steps of a chain around one of them. Retention may have deleted jobs of it, and with the last one its steps."""
+        low, high = step - _NEAR, step + _NEAR
+        stored = {row["step"]: row for row in self._db.run("chain_jobs", chain=chain, low=low, high=high)}
+        tasks = {
+            row["n"]: json.loads(row["step"])["task"]
+            for row in self._db.run("chain_steps", chain=chain, low=low, high=high)
+        }
+        steps = [
+            {"step": n, "task": stored[n]["task"] if n in stored else tasks[n], "job": stored[n]["id"] if n in stored else None,
+             "status": stored[n]["status"] if n in stored else None}
+            for n in sorted({*stored, *tasks})
+        ]  # fmt: skip
+        longest = max((self._db.run("chain_length", chain=chain)[0]["n"] or 0) + 1, steps[-1]["step"] + 1)
+        broken = any(row["status"] in ("failed", "cancelled") for row in stored.values())
+        return {"first": chain, "total": longest, "broken": broken, "steps": steps}

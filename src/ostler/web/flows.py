@@ -75,6 +75,28 @@ class BatchView(BaseModel):
     finished_at: int | None
 
 
+class ChainStep(BaseModel):
+    step: int = Field(description="from 0")
+    task: str
+    job: int | None = Field(description="null: it is not stored yet, or was deleted")
+    status: JobStatus | None
+
+
+class ChainView(BaseModel):
+    """A chain, with the steps near a job."""
+
+    first: int = Field(description="the job of its first step")
+    total: int = Field(description="how many steps it has")
+    broken: bool = Field(description="a step near the job has failed or was cancelled: those behind it are not stored")
+    steps: list[ChainStep]
+
+
+class Related(BaseModel):
+    chain: ChainView | None = Field(description="the chain that the job is a step of")
+    batch: BatchView | None = Field(description="the batch that the job is part of")
+    follows: BatchView | None = Field(description="the batch whose end stored the job")
+
+
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["jobs"])
     patience = context.settings.store_patience
@@ -141,6 +163,11 @@ def router(context: Context) -> APIRouter:
         await context.reader.call(lambda store: store.jobs.find(job))
         found = await asyncio.to_thread(last, JobLogs(context.settings.data_dir).path(job), lines)
         return PlainTextResponse("".join(f"{line}\n" for line in found))
+
+    @routes.get("/jobs/{job}/related", response_model=Related, summary="The chain and the batch that a job belongs to")
+    async def related(job: Id) -> JSONResponse:
+        """Of a chain, at most ten steps on either side of the job."""
+        return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.related(job)))
 
     @routes.get("/batches/{batch}", response_model=BatchView, summary="How far a batch is")
     async def batch(batch: Id) -> JSONResponse:

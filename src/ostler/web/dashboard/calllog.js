@@ -16,13 +16,13 @@ export function runningCalls(of, errors) {
   const body = h("tbody");
   const note = h("p", { class: "muted" });
   const table = h("div", { class: "scroll" }, h("table", { class: "cards" },
-    h("thead", {}, h("tr", {}, ["Call", "Model", "State", "In line", "In the worker", "In", "Out", ""].map((t) => h("th", { scope: "col" }, t)))), body));
-  const el = h("section", { class: "panel", "aria-label": "Under way" }, h("h2", {}, "Under way"), table, note);
+    h("thead", {}, h("tr", {}, ["Call", "Model", "State", "Queued", "Running", "In", "Out", ""].map((t, i) => h("th", { scope: "col", class: i > 2 && i < 7 ? "number" : null }, t)))), body));
+  const el = h("section", { class: "panel", "aria-label": "Running calls" }, h("h2", {}, "Running calls"), table, note);
   let loading = false;
 
   function row(first) {
     const status = h("span", { class: "pill" });
-    const cell = Object.fromEntries(["waited", "ran", "in", "out"].map((key) => [key, h("td", { class: ["in", "out"].includes(key) ? "spare" : null, "data-unit": { waited: "in line", ran: "in the worker" }[key] })]));
+    const cell = Object.fromEntries(["waited", "ran", "in", "out"].map((key) => [key, h("td", { class: ["in", "out"].includes(key) ? "number spare" : "number", "data-unit": { waited: "queued", ran: "running" }[key] })]));
     const cancel = button("Cancel", () => del(`/calls/${encodeURIComponent(first.request)}`).then(load), {
       errors, kind: "small danger", done: `call ${first.request} is cancelled`,
       ask: { title: "Cancel this call?", words: `${first.request} of ${named(first)}. Its caller is told; the model sees that it was cancelled.`, verb: "Cancel the call" },
@@ -50,12 +50,12 @@ export function runningCalls(of, errors) {
       keyed(body, calls.slice(0, 50), (call) => `${call.request} ${call.asked_at}`, row);
       table.hidden = !calls.length;
       const hidden = calls.length - 50 + (found.total - found.calls.length);
-      text(note, !calls.length ? "No call is under way." : hidden > 0 ? `and ${count(hidden)} more` : "");
+      text(note, !calls.length ? "No call is running." : hidden > 0 ? `and ${count(hidden)} more` : "");
     } finally {
       loading = false;
     }
   }
-  return { el, load: () => load().catch((error) => errors.say(`Calls under way could not be read: ${error.message}`)) };
+  return { el, load: () => load().catch((error) => errors.say(`Running calls could not be read: ${error.message}`)) };
 }
 
 export function callLog(of, query) {
@@ -81,7 +81,7 @@ export function callLog(of, query) {
   const body = h("tbody");
   const where = h("th", { scope: "col", class: "node" }, "Node");
   const table = h("div", { class: "scroll" }, h("table", { class: "cards" },
-    h("thead", {}, h("tr", {}, ["Call", "Model", "Outcome", "In line", "Took", "In", "Out", "Peak memory", "Asked"].map((t) => h("th", { scope: "col" }, t)), where)), body));
+    h("thead", {}, h("tr", {}, ["Call", "Model", "Outcome", "Queued", "Took", "In", "Out", "Peak memory", "Received"].map((t, i) => h("th", { scope: "col", class: i > 2 ? "number" : null }, t)), where)), body));
   const note = h("p", { class: "muted" });
   const older = h("button", { type: "button", hidden: true }, "Show older");
   const el = h("section", { class: "panel", "aria-label": "Call log" }, h("h2", {}, "Call log"),
@@ -121,7 +121,7 @@ export function callLog(of, query) {
     older.hidden = !next || rows.length >= MOST;
     const omitted = Object.values(left).reduce((sum, n) => sum + n, 0);
     const words = omitted ? `${count(omitted)} calls since the node started are counted and not listed: under a flood, a sample is.` : "";
-    text(note, !rows.length ? `No call fits. ${words}` : words);
+    text(note, !rows.length ? `No calls match. ${words}` : words);
     for (const m of state.calls.values()) {
       const value = JSON.stringify([m.task, m.model]);
       if (![...which.options].some((o) => o.value === value)) which.append(h("option", { value }, named(m)));
@@ -137,13 +137,13 @@ function logRow(call) {
   setPill(status, call.outcome);
   const why = call.outcome === "done" ? "" : call.code ?? `HTTP ${call.status}`;
   const node = h("td", { class: "node spare" }, call.node.replace(/@[^@]*$/, ""));
-  const when = h("td");
+  const when = h("td", { class: "number" });
   const worker = call.worker && h("a", { href: workerLink(several() ? `${call.node}/${call.worker}` : call.worker), class: "muted small-print" }, call.worker);
   const memory = [call.host_mb && megabytes(call.host_mb), call.gpu_mb && `${megabytes(call.gpu_mb)} GPU`].filter(Boolean).join(", ");
   return {
     el: h("tr", {}, h("th", { scope: "row", class: "name" }, h("code", { class: "wraps" }, call.request)), h("td", {}, h("a", { href: modelLink(call.task, call.model), class: "wraps" }, named(call)), " ", worker),
-      h("td", {}, status, h("span", { class: "muted small-print" }, ` ${why}${call.streamed ? " streamed" : ""}`)), h("td", { "data-unit": "in line" }, span(call.waited_ms / 1000)), h("td", { "data-unit": "in the worker" }, call.took_ms === null ? "" : span(call.took_ms / 1000)),
-      h("td", { class: "spare" }, bytes(call.bytes_in)), h("td", { class: "spare" }, bytes(call.bytes_out)), h("td", { class: "spare" }, memory), when, node),
+      h("td", {}, status, h("span", { class: "muted small-print" }, ` ${why}${call.streamed ? " streamed" : ""}`)), h("td", { class: "number", "data-unit": "queued" }, span(call.waited_ms / 1000)), h("td", { class: "number", "data-unit": "running" }, call.took_ms === null ? "" : span(call.took_ms / 1000)),
+      h("td", { class: "number spare" }, bytes(call.bytes_in)), h("td", { class: "number spare" }, bytes(call.bytes_out)), h("td", { class: "number spare" }, memory), when, node),
     update() {
       text(when, ago(call.asked_at));
       attr(when, "title", moment(call.asked_at));

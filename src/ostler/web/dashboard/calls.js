@@ -1,7 +1,7 @@
-// Models and calls: how each model is, what memory there is, what is under way, how it has been, what ended how, and a form to try one.
+// Models and calls: the state of each model, memory, calls under way, plots, the log of calls, and a form to try one.
 import { get } from "./api.js";
 import { complaints } from "./actions.js";
-import { attr, fill, h, keyed, setPill, text } from "./dom.js";
+import { attr, facts, fill, h, keyed, setPill, text } from "./dom.js";
 import { count, megabytes, span } from "./format.js";
 import { callLog, runningCalls } from "./calllog.js";
 import { tail } from "./logs.js";
@@ -24,8 +24,8 @@ export function page(name, query) {
   const log = callLog(of, query);
   const envs = of ? null : environments();
   const form = tryIt(of);
-  const title = of ? `${of.task} ${of.model}` : "Calls";
-  const heading = of ? h("h1", {}, h("a", { href: "#/calls" }, "Calls"), " / ", of.task, " ", h("span", { class: "wraps" }, of.model)) : h("h1", {}, "Calls");
+  const title = of ? `${of.task} ${of.model}` : "Models";
+  const heading = of ? h("h1", {}, h("a", { href: "#/calls" }, "Models"), " / ", of.task, " ", h("span", { class: "wraps" }, of.model), " ", models.status) : h("h1", {}, "Models");
   const el = h("div", {}, heading, errors.el, models.el,
     of ? null : memory.el, charts.el, running.el, of ? models.log : null, form.el, log.el, envs?.el);
   let timer = 0;
@@ -80,11 +80,11 @@ function modelTable() {
   const body = h("tbody");
   const none = h("p", { class: "muted", hidden: true }, "This node serves no models. A model is a class with load and infer, declared with @app.model.");
   const table = h("div", { class: "scroll" }, h("table", { class: "cards models" },
-    h("thead", {}, h("tr", {}, ["Model", "State", "In flight", "Waiting", "Memory", "Answered", "Failed", "Loads", "Worker", ""].map((t) => h("th", { scope: "col" }, t)))), body));
+    h("thead", {}, h("tr", {}, ["Model", "State", "In flight", "Waiting", "Memory", "Answered", "Failed", "Loads", "Worker", ""].map((t, i) => h("th", { scope: "col", class: i > 1 && i < 8 ? "number" : null }, t)))), body));
   let known = [];
   const draw = () => keyed(body, known.map(newest), (m) => `${m.task}\n${m.model}`, modelRow);
   return {
-    el: h("section", { class: "panel", "aria-label": "Models" }, h("h2", {}, "Models"), none, table),
+    el: h("section", { class: "panel", "aria-label": "Models" }, none, table),
     update(models) {
       known = models.sort((a, b) => (a.task < b.task ? -1 : a.task > b.task ? 1 : 0));
       none.hidden = known.length > 0;
@@ -126,9 +126,9 @@ function modelRow(first) {
 /** One model: its facts, and what its worker prints. */
 function oneModel(of) {
   const status = h("span", { class: "pill" });
-  const facts = h("dl", { class: "facts" });
+  const known = facts();
   const reason = h("p", { class: "error soft", hidden: true });
-  const none = h("p", { class: "muted" }, "It has not been loaded yet, so it has printed nothing.");
+  const none = h("p", { class: "muted" }, "Not loaded yet: there is no output.");
   const output = h("div", {}, none);
   const log = h("section", { class: "panel", "aria-label": "Output" }, h("h2", {}, "Output of its worker"), output);
   let following = null;
@@ -141,14 +141,10 @@ function oneModel(of) {
     setPill(status, m.state.toLowerCase());
     text(reason, m.reason ?? "");
     reason.hidden = !m.reason;
-    const known = {
+    known.update(Object.entries({
       "In flight": m.in_flight, Waiting: m.waiting, Memory: megabytes(m.memory_mb) || "–", Answered: count(m.calls.done), Failed: failures(m.calls), Refused: m.calls.refused ?? 0,
       Loads: m.loads, Evictions: m.evictions, Idle: last.idle_seconds === null ? "–" : span(last.idle_seconds),
-    };
-    keyed(facts, Object.entries(known), ([word]) => word, ([word]) => {
-      const value = h("dd");
-      return { el: h("div", {}, h("dt", {}, word), value), update: ([, now]) => text(value, now) };
-    });
+    }));
     if (m.worker && m.worker !== follows) {
       follows = m.worker;
       following?.close();
@@ -157,7 +153,8 @@ function oneModel(of) {
     }
   }
   return {
-    el: h("section", { class: "panel", "aria-label": "Model" }, h("p", {}, status), reason, facts),
+    el: h("section", { class: "panel", "aria-label": "Model" }, reason, known.el),
+    status,
     log,
     update(models) {
       last = models.find((m) => m.task === of.task && m.model === of.model) ?? null;
@@ -180,12 +177,12 @@ function plots(of) {
   const latency = plot("Latency", [
     { name: "median", key: "took_p50", kind: "line", class: "c-run" },
     { name: "95 %", key: "took_p95", kind: "line", class: "c-run95" },
-    { name: "in line, 95 %", key: "waited_p95", kind: "line", class: "c-wait" },
+    { name: "queued, 95 %", key: "waited_p95", kind: "line", class: "c-wait" },
   ], (value) => span(value), "no call has run in this time");
   const queue = plot("Queue", [
     { name: "in flight", key: "in_flight", kind: "bar", class: "c-flight" },
     { name: "waiting", key: "waiting", kind: "bar", class: "c-waiting" },
-  ], (value) => whole(value), "nothing was under way in this time", "most at once");
+  ], (value) => whole(value), "no call was running in this time", "most at once");
   const query = of ? `?${new URLSearchParams(of)}` : "";
   return {
     el: h("section", { class: "three", "aria-label": "The last ten minutes" }, ended.el, latency.el, queue.el),

@@ -1,5 +1,7 @@
-// The API's own description, readable: every path with what it takes and gives, and a command to try it.
+// The API's own description, readable: every path with what it takes and gives, an example, and a form to try it.
 import { append, fill, h } from "./dom.js";
+import { prefer } from "./example.js";
+import { tryOperation } from "./tryapi.js";
 
 const main = document.getElementById("main");
 const METHODS = ["get", "post", "put", "patch", "delete"];
@@ -30,7 +32,7 @@ function fields(spec, schema) {
   const names = Object.entries(found.properties ?? {});
   if (!names.length) return h("p", { class: "muted" }, type(spec, schema));
   return h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, names.map(([name, one]) =>
-    h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, [one.description, limits(one)].filter(Boolean).join("; ")))))));
+    h("tr", {}, h("th", { scope: "row" }, h("code", {}, name), found.required?.includes(name) ? " *" : ""), h("td", {}, type(spec, one)), h("td", { class: "muted" }, prose([one.description, limits(one)].filter(Boolean).join("; "))))))));
 }
 
 /** Text with `code` in it. */
@@ -38,30 +40,37 @@ const prose = (words) => words.split(/`([^`]*)`/).map((part, i) => (i % 2 ? h("c
 
 function operation(spec, path, method, op) {
   const body = op.requestBody?.content?.["application/json"]?.schema;
-  const good = Object.entries(op.responses ?? {}).find(([status]) => status.startsWith("2"));
+  const good = Object.entries(op.responses ?? {}).findLast(([status]) => status.startsWith("2"));
   const given = good?.[1].content?.["application/json"]?.schema;
-  const sample = method === "get" ? `curl -s ${location.origin}${path}` : `curl -s -X ${method.toUpperCase()} ${location.origin}${path}${body ? " -d '{…}'" : ""}`;
-  const parameters = (op.parameters ?? []).map((p) => h("tr", {}, h("th", { scope: "row" }, h("code", {}, p.name), p.required ? " *" : ""), h("td", {}, p.in), h("td", {}, type(spec, p.schema)), h("td", { class: "muted" }, [p.description ?? p.schema.description, limits(p.schema)].filter(Boolean).join("; "))));
-  return h("details", { class: "panel op" },
-    h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), " ", h("code", {}, path), " ", h("span", { class: "muted" }, op.summary ?? "")),
-    op.description && h("p", {}, prose(op.description)),
-    h("pre", { class: "json" }, sample),
-    parameters.length > 0 && [h("h3", {}, "Parameters"), h("div", { class: "scroll" }, h("table", {}, h("tbody", {}, parameters)))],
-    body && [h("h3", {}, "Body"), fields(spec, body)],
-    given && Object.keys(given).length > 0 && [h("h3", {}, `Answer ${good[0]}`), fields(spec, given)]);
+  const el = h("details", { class: "panel op" },
+    h("summary", {}, h("strong", { class: `method ${method}` }, method.toUpperCase()), h("code", {}, path), h("span", { class: "muted" }, op.summary ?? "")));
+  // Made when it is looked at: there are many.
+  el.addEventListener("toggle", () => {
+    if (!el.open || el.children.length > 1) return;
+    append(el, [
+      op.description && h("p", {}, prose(op.description)),
+      tryOperation(spec, path, method, op),
+      body && [h("h3", {}, "Body"), fields(spec, body)],
+      given && Object.keys(given).length > 0 && [h("h3", {}, `Answer ${good[0]}`), fields(spec, given)],
+    ]);
+  });
+  return el;
 }
 
 try {
-  const spec = await (await fetch("/openapi.json")).json();
+  const [spec, info] = await Promise.all(["/openapi.json", "/api/v1/info"].map(async (path) => (await fetch(path)).json()));
+  prefer(info);
   const groups = new Map();
-  for (const [path, methods] of Object.entries(spec.paths)) {
+  for (const [path, methods] of Object.entries(spec.paths).sort(([a], [b]) => (a < b ? -1 : 1))) {
     for (const method of METHODS) if (methods[method]) {
       const tag = methods[method].tags?.[0] ?? "app";
       groups.set(tag, [...(groups.get(tag) ?? []), operation(spec, path, method, methods[method])]);
     }
   }
-  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, prose(spec.info.description)));
-  for (const [tag, list] of groups) append(main, [h("h2", {}, tag), list]);
+  const ordered = [...groups].sort(([a], [b]) => (b === "jobs") - (a === "jobs"));
+  fill(main, h("h1", {}, `${spec.info.title} ${spec.info.version}: API`), h("p", {}, prose(spec.info.description)),
+    h("p", { class: "row chips" }, ordered.map(([tag]) => h("a", { class: "button chip", href: `#tag-${tag}` }, tag))));
+  for (const [tag, list] of ordered) append(main, [h("h2", { id: `tag-${tag}`, class: "tag" }, tag), list]);
 } catch (error) {
   fill(main, h("p", { class: "error", role: "alert" }, `The description could not be read: ${error.message}`));
 }

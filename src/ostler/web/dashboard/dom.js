@@ -50,11 +50,11 @@ export function fill(el, ...children) {
   append(el, children);
 }
 
-/** Keep one row per item, in order: `make(item)` gives {el, update(item)}; rows that go are removed. */
-export function keyed(parent, items, keyOf, make) {
+/** Keep one row per item, in order, behind the child `after`: `make(item)` gives {el, update(item)}; rows that go are removed. */
+export function keyed(parent, items, keyOf, make, after = null) {
   const rows = (parent.ostlerRows ??= new Map());
   const wanted = new Set();
-  let before = parent.firstElementChild;
+  let before = after ? after.nextElementSibling : parent.firstElementChild;
   for (const item of items) {
     const key = keyOf(item);
     wanted.add(key);
@@ -84,16 +84,62 @@ export function announce(words) {
   el.ostler = setTimeout(() => (el.textContent = ""), 5000);
 }
 
+// What states mean: a tone and a mark. A state that is not named here is idle.
+const TONES = {
+  good: { "●": ["healthy", "ready", "available"], "✓": ["done"] },
+  calm: { "▸": ["processing", "busy", "running", "streaming", "live"], "◔": ["starting", "building", "opening", "loading"], "Ⅱ": ["parked"] },
+  warn: {
+    "Ⅱ": ["paused"], "◔": ["draining", "stopping", "cancelling", "leaving"],
+    "!": ["crashed", "suspect", "longest", "killed", "silent", "slow", "drained", "shutdown", "refused", "outdated", "not built", "unavailable", "no worker", "unused", "detached"],
+  },
+  bad: { "✕": ["failed", "dead", "error", "died", "deadline", "worker-lost", "worker-hung", "relay-lost", "node-lost"] },
+  idle: { "✓": ["client", "worker"], "–": ["cancelled"] },
+};
+const MARKS = new Map(Object.entries(TONES).flatMap(([tone, marks]) => Object.entries(marks).flatMap(([mark, words]) => words.map((word) => [word, { tone, mark }]))));
+
 /** A state as a pill: word and mark, so that nobody depends on its colour. */
 export function pill(word) {
   const el = h("span", { class: "pill" });
-  setPill(el, word);
+  if (word) setPill(el, word);
   return el;
 }
 
 export function setPill(el, word) {
+  const { tone, mark } = MARKS.get(word) ?? { tone: "idle", mark: "○" };
   attr(el, "data-state", word);
+  attr(el, "data-tone", tone);
+  attr(el, "data-mark", mark);
   text(el, word);
+}
+
+/** Facts with their names: {el, update([[name, value], …])}. A value is text or {text, href, title}; one that is empty is left out. */
+export function facts() {
+  const el = h("dl", { class: "facts" });
+  const make = ([name]) => {
+    const link = h("a", { class: "wraps" });
+    const words = h("span");
+    return {
+      el: h("div", {}, h("dt", {}, name), h("dd", {}, link, words)),
+      update([, value]) {
+        const found = value.text === undefined ? { text: value } : value;
+        link.hidden = !found.href;
+        text(link, found.href ? found.text : "");
+        attr(link, "href", found.href);
+        text(words, found.href ? "" : found.text);
+        attr(words, "title", found.title);
+      },
+    };
+  };
+  const given = (value) => value !== null && value !== undefined && value !== "" && value !== false && (value.text === undefined || value.text);
+  return { el, update: (list) => keyed(el, list.filter(([, value]) => given(value)), ([name]) => name, make) };
+}
+
+/** A table: columns are {name, class, hidden} or a name; numbers have the class "number". {el, head, body}. */
+export function table(kind, columns, label) {
+  const cells = columns.map((column) => h("th", { scope: "col", class: column.class }, column.name ?? column));
+  const body = h("tbody");
+  const head = h("thead", {}, h("tr", {}, cells));
+  return { el: h("div", { class: "scroll" }, h("table", { class: kind, "aria-label": label }, head, body)), cells, head, body };
 }
 
 /** A progress bar that updates: {el, update(percent or null, words)}. */

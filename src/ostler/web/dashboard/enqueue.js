@@ -2,6 +2,7 @@
 import { get, post } from "./api.js";
 import { complaints } from "./actions.js";
 import { h } from "./dom.js";
+import { argumentsOf } from "./example.js";
 
 /** Open the form; when the job is stored, its page opens. */
 export async function newJob() {
@@ -10,7 +11,7 @@ export async function newJob() {
   const args = h("textarea", { id: "new-args", rows: 6, spellcheck: "false" });
   const delay = h("input", { id: "new-delay", type: "number", min: 0, step: "any", placeholder: "0" });
   const store = h("button", { type: "submit", class: "primary" }, "Enqueue");
-  const form = h("form", { class: "stack" }, h("label", { for: "new-task" }, "Task"), task, h("label", { for: "new-args" }, "Arguments, as a JSON object"), args, h("label", { for: "new-delay" }, "Seconds from now"), delay, errors.el,
+  const form = h("form", { class: "stack" }, h("label", { for: "new-task" }, "Task"), task, h("label", { for: "new-args" }, "Arguments, as a JSON object"), args, h("label", { for: "new-delay" }, "Delay in seconds"), delay, errors.el,
     h("div", { class: "row end" }, h("button", { type: "button", onclick: () => dialog.close() }, "Cancel"), store));
   const dialog = h("dialog", { "aria-labelledby": "new-title" }, h("h2", { id: "new-title" }, "New job"), form);
   dialog.addEventListener("close", () => dialog.remove());
@@ -23,7 +24,7 @@ export async function newJob() {
     errors.say(error.message);
   }
   task.append(...tasks.map((t) => h("option", { value: t.name }, t.name)));
-  const suggest = () => (args.value = JSON.stringify(example(tasks.find((t) => t.name === task.value)), null, 2));
+  const suggest = () => (args.value = JSON.stringify(argumentsOf(tasks.find((t) => t.name === task.value)), null, 2));
   task.onchange = suggest;
   suggest();
   form.onsubmit = async (event) => {
@@ -50,11 +51,4 @@ function parse(words) {
   } catch (error) {
     throw new Error(`the arguments are not JSON: ${error.message}`);
   }
-}
-
-/** The parameters that must be given, with something of their kind. */
-function example(task) {
-  const found = {};
-  for (const p of task?.parameters ?? []) if (p.required) found[p.name] = { int: 0, float: 0, bool: false, list: [], dict: {} }[p.type] ?? "";
-  return found;
 }

@@ -4,10 +4,10 @@ export function span(seconds) {
   if (seconds === null || seconds === undefined) return "";
   if (seconds < 0.0005) return "0 ms";
   if (seconds < 1) return `${Math.max(1, Math.round(seconds * 1000))} ms`;
-  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  if (seconds < 10) return `${seconds.toFixed(1).replace(/\.0$/, "")} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
-  if (seconds < 172800) return `${(seconds / 3600).toFixed(1)} h`;
+  if (seconds < 172800) return `${(seconds / 3600).toFixed(1).replace(/\.0$/, "")} h`;
   return `${Math.round(seconds / 86400)} d`;
 }
 
@@ -20,10 +20,18 @@ let skew = 0;
 export const now = () => Date.now() - skew;
 export const setClock = (at) => (skew = Date.now() - at);
 
-export const since = (at) => (at ? span(Math.max(0, (now() - at) / 1000)) : "");
+export const since = (at) => (at ? seconds(Math.max(0, (now() - at) / 1000)) : "");
 export const ago = (at) => (at ? (now() - at < 1000 ? "now" : `${since(at)} ago`) : "");
 export const clock = (at) => new Date(at).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", second: "2-digit", hour12: false });
 export const moment = (at) => (at ? new Date(at).toLocaleString([], { dateStyle: "medium", timeStyle: "medium", hour12: false }) : "");
+
+/** A moment as short as it can be said: the time of day, with the date where that is not today. */
+export function brief(at) {
+  const date = new Date(at);
+  const day = date.toDateString() === new Date(now()).toDateString() ? "" : `${date.toLocaleDateString([], { month: "short", day: "numeric" })}, `;
+  return `${day}${clock(at)}`;
+}
+
 export const count = (n) => (n ?? 0).toLocaleString("en-US");
 export const megabytes = (mb) => (mb === null || mb === undefined ? "" : mb >= 1000 ? `${(mb / 1000).toFixed(1)} GB` : `${Math.round(mb)} MB`);
 

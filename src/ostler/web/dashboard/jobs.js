@@ -1,7 +1,7 @@
-// All jobs: filter, search, follow, and do something about many of them at once.
+// All jobs: filter, search, follow, and act on many of them at once.
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
-import { attr, bar, fill, h, keyed, setPill, text } from "./dom.js";
+import { attr, bar, fill, h, keyed, setPill, table, text } from "./dom.js";
 import { ago, count, moment, now, span } from "./format.js";
 import { newJob } from "./enqueue.js";
 import { nodeLabel, several, state } from "./state.js";
@@ -11,20 +11,23 @@ const PAGE = 50;
 const MOST = 500; // rows on the page
 
 export function page(_, query) {
-  const filters = { status: query.get("status") ?? "", queue: query.get("queue") ?? "", task: query.get("task") ?? "", code: query.get("code") ?? "", search: query.get("search") ?? "" };
+  const filters = Object.fromEntries(["status", "queue", "task", "code", "batch", "search"].map((name) => [name, query.get(name) ?? ""]));
   let rows = []; // newest first
   let next = null;
   let loading = 0;
   let dirty = 0;
+  let read = false;
   const chosen = new Set();
   const errors = complaints();
 
   // ---- the head
   const chips = h("div", { class: "row chips", role: "group", "aria-label": "Status" }, ["", ...STATUSES].map((status) => {
-    const el = h("button", { type: "button", class: "chip", "aria-pressed": String(filters.status === status), "data-status": status }, status || "all");
+    const el = h("button", { type: "button", class: "chip", "aria-pressed": String(filters.status === status) }, status || "all", h("span", { class: "many", "data-status": status }));
     el.onclick = () => change({ status });
     return el;
   }));
+  // What the filter has that no field above shows.
+  const narrowed = h("div", { class: "row chips" }, ["code", "batch"].filter((name) => filters[name]).map((name) => h("button", { type: "button", class: "chip", "aria-pressed": "true", "aria-label": `Remove the filter ${name} ${filters[name]}`, onclick: () => change({ [name]: "" }) }, `${{ code: "error", batch: "batch" }[name]} ${filters[name]} ✕`)));
   const search = h("input", { type: "search", placeholder: "Search id, task, arguments, error", "aria-label": "Search", value: filters.search, maxlength: 200 });
   const form = h("form", { class: "grow", role: "search" }, search);
   form.onsubmit = (event) => {
@@ -41,27 +44,25 @@ export function page(_, query) {
   const picked = h("span");
   const ids = () => [...chosen];
   const many = (label, act, ask) => button(label, act, { errors, kind: "small", ask: () => ({ title: `${label}?`, words: ask(chosen.size), verb: label, danger: label === "Cancel" }) });
-  const cancelPicked = many("Cancel", async () => told(await post("/jobs/cancel", { ids: ids() })), (n) => `${count(n)} chosen ${n === 1 ? "job" : "jobs"}: queued ones end at once, running ones are asked first and then killed.`);
-  const retryPicked = many("Retry", retryAll, (n) => `${count(n)} chosen ${n === 1 ? "job" : "jobs"}: those that have ended go back into their queues with a fresh budget.`);
-  const bulk = h("div", { class: "row bulk", role: "group", "aria-label": "Chosen jobs" }, picked, cancelPicked, retryPicked, h("button", { type: "button", class: "quiet small", onclick: () => pick([]) }, "Choose none"));
+  const cancelPicked = many("Cancel", async () => told(await post("/jobs/cancel", { ids: ids() })), (n) => `${count(n)} selected ${n === 1 ? "job" : "jobs"}: queued ones end at once; running ones are asked to stop, then killed.`);
+  const retryPicked = many("Retry", retryAll, (n) => `${count(n)} selected ${n === 1 ? "job" : "jobs"}: those that have ended go back to their queues, and their attempts start again from 1.`);
+  const bulk = h("div", { class: "row bulk", role: "group", "aria-label": "Selected jobs" }, picked, cancelPicked, retryPicked, h("button", { type: "button", class: "quiet small", onclick: () => pick([]) }, "Clear selection"));
   const everything = h("div", { class: "row" });
 
   // ---- the table
-  const body = h("tbody");
-  const all = h("input", { type: "checkbox", "aria-label": "Choose all on this page" });
+  const all = h("input", { type: "checkbox", "aria-label": "Select all on this page" });
   all.onchange = () => pick(all.checked ? rows.map((job) => job.id) : []);
-  const where = h("th", { scope: "col" }, "Node");
-  const table = h("table", { class: "jobs cards" }, h("thead", {}, h("tr", {}, h("th", { class: "check" }, all), ["Job", "Task", "Status", "Progress", "Queue", "Runs"].map((t) => h("th", { scope: "col" }, t)), where, ["Worker", "Created", "Took"].map((t) => h("th", { scope: "col" }, t)))), body);
+  const list = table("jobs cards", [{ name: all, class: "check" }, { name: "Job", class: "c-id" }, "Task", { name: "Status", class: "c-status" }, { name: "Queue", class: "c-queue" }, { name: "Attempt", class: "c-small number" }, { name: "Node", class: "c-queue" }, { name: "Created", class: "c-time number" }, { name: "Took", class: "c-small number" }], "Jobs");
+  const where = list.cells[6];
   const note = h("p", { class: "muted" });
   const older = h("button", { type: "button" }, "Show older");
   older.onclick = () => load(next);
   const el = h("div", {},
-    h("div", { class: "row between" }, h("h1", {}, "Jobs"), fresh),
+    h("div", { class: "row between" }, h("h1", {}, filters.batch ? `Jobs of batch ${filters.batch}` : "Jobs"), fresh),
     h("div", { class: "panel" },
-      h("div", { class: "row wrap" }, chips, form, queue.el, task.el),
+      h("div", { class: "row wrap filters" }, chips, narrowed, form, queue.el, task.el),
       h("div", { class: "row between wrap" }, bulk, everything),
-      errors.el,
-      h("div", { class: "scroll" }, table), note, h("div", { class: "row" }, older)));
+      errors.el, list.el, note, h("div", { class: "row" }, older)));
 
   function change(values) {
     const wanted = new URLSearchParams(Object.entries({ ...filters, ...values }).filter(([, v]) => v));
@@ -70,23 +71,24 @@ export function page(_, query) {
   }
 
   function fits(job) {
-    return (!filters.status || job.status === filters.status) && (!filters.queue || job.queue === filters.queue) && (!filters.task || job.task === filters.task) && (!filters.code || job.error?.code === filters.code);
+    return (!filters.status || job.status === filters.status) && (!filters.queue || job.queue === filters.queue) && (!filters.task || job.task === filters.task) && (!filters.code || job.error?.code === filters.code) && (!filters.batch || job.batch === Number(filters.batch));
   }
 
   async function load(cursor = null) {
     const turn = ++loading;
     const wanted = new URLSearchParams(Object.entries({ ...filters, limit: PAGE, ...(cursor ? { cursor } : {}) }).filter(([, v]) => v));
-    attr(table, "aria-busy", true);
+    attr(list.el, "aria-busy", true);
     try {
       const found = await get(`/jobs?${wanted}`);
       if (turn !== loading) return;
+      read = true;
       rows = cursor ? [...rows, ...found.jobs] : found.jobs;
       next = found.next;
       draw();
     } catch (error) {
       errors.say(`The jobs could not be listed: ${error.message}`);
     } finally {
-      attr(table, "aria-busy", null);
+      attr(list.el, "aria-busy", null);
     }
   }
 
@@ -116,12 +118,14 @@ export function page(_, query) {
   function draw() {
     const shown = rows.slice(0, MOST);
     where.hidden = !several();
-    keyed(body, shown, (job) => job.id, (job) => jobRow(job, chosen, draw));
+    keyed(list.body, shown, (job) => job.id, (job) => jobRow(job, chosen, draw));
     const filtered = Object.values(filters).some(Boolean);
-    text(note, shown.length ? "" : filtered ? (next ? "None among the newest 20,000; look further back." : "No job fits.") : "No jobs yet. Enqueue one with “New job”, or: ostler enqueue TASK key=value");
+    text(note, shown.length || !read ? "" : filtered ? (next ? "No match among the newest 20,000 jobs. Use “Show older” to look further back." : "No jobs match.") : "No jobs yet. Enqueue one with “New job”, or on the command line: ostler enqueue TASK key=value");
+    note.hidden = !note.textContent;
+    list.el.hidden = !note.hidden;
     older.hidden = !next || rows.length >= MOST;
     bulk.hidden = !chosen.size;
-    text(picked, `${count(chosen.size)} chosen`);
+    text(picked, `${count(chosen.size)} selected`);
     const live = rows.some((job) => chosen.has(job.id) && ["queued", "processing"].includes(job.status));
     const ended = rows.some((job) => chosen.has(job.id) && ["done", "failed", "cancelled"].includes(job.status));
     cancelPicked.hidden = !live;
@@ -130,16 +134,17 @@ export function page(_, query) {
     all.indeterminate = chosen.size > 0 && !all.checked;
   }
 
-  /** Buttons for everything that the filter fits, also what is not on the page. */
+  /** Buttons for everything that matches the filter, also what is not on the page. */
   function forAll() {
-    const conditions = Object.fromEntries(Object.entries(filters).filter(([k, v]) => v && k !== "search"));
-    const where = Object.entries(conditions).map(([k, v]) => `${k} ${v}`).join(", ");
-    if (filters.search || !where) return fill(everything);
-    const live = ["queued", "processing"].includes(filters.status) || !filters.status;
+    const conditions = Object.fromEntries(Object.entries(filters).filter(([k, v]) => v && k !== "search").map(([k, v]) => [k, k === "batch" ? Number(v) : v]));
+    const words = Object.entries(conditions).map(([k, v]) => `${k} ${v}`).join(", ");
+    if (filters.search || !words) return fill(everything);
     const limit = 10_000;
+    const all_ = (label, verb, what, danger) => button(label, async () => told(await post(`/jobs/${verb}`, { ...conditions, limit })), { errors, kind: "small", ask: { title: `${label}?`, words: `${what} (${words}; at most ${count(limit)} at a time).`, verb: label, danger } });
+    const live = ["queued", "processing", ""].includes(filters.status);
     fill(everything,
-      live && button("Cancel all that fit", async () => told(await post("/jobs/cancel", { ...conditions, limit })), { errors, kind: "small", ask: { title: "Cancel all that fit?", words: `Every live job with ${where} (up to ${count(limit)}) is cancelled.`, verb: "Cancel all" } }),
-      ["failed", "cancelled"].includes(filters.status) && button("Redrive all that fit", async () => told(await post("/jobs/retry", { ...conditions, limit })), { errors, kind: "small", ask: { title: "Redrive all that fit?", words: `Every job with ${where} (up to ${count(limit)}) goes back into its queue with a fresh budget.`, verb: "Redrive", danger: false } }));
+      live && all_("Cancel all matching", "cancel", "Every queued or running job that matches the filter is cancelled", true),
+      ["failed", "cancelled"].includes(filters.status) && all_("Retry all matching", "retry", "Every job that matches the filter goes back to its queue, and its attempts start again from 1", false));
   }
 
   /** What the stream told: known rows change, others come where they belong, down to the oldest that is shown. */
@@ -166,8 +171,12 @@ export function page(_, query) {
     draw();
   }
 
+  /** What there is to choose from, and how many of each status. */
   function offer() {
     queue.offer([...state.queues.keys()]);
+    const all_ = filters.queue ? state.queues.get(filters.queue) : state.total;
+    const known = all_ && !filters.task && !filters.code && !filters.batch && !filters.search ? { queued: all_.pending + all_.scheduled, processing: all_.running, failed: all_.failed } : {};
+    for (const el_ of chips.querySelectorAll(".many")) text(el_, known[el_.dataset.status] ? count(known[el_.dataset.status]) : "");
   }
   get("/info").then((info) => task.offer(info.tasks.map((t) => t.name)), () => {});
   forAll();
@@ -207,34 +216,44 @@ const brief = (args) => {
 };
 
 function jobRow(first, chosen, draw) {
-  const check = h("input", { type: "checkbox", "aria-label": `Choose job ${first.id}` });
+  const check = h("input", { type: "checkbox", "aria-label": `Select job ${first.id}` });
   check.onchange = () => {
     if (check.checked) chosen.add(first.id);
     else chosen.delete(first.id);
     draw();
   };
   const status = h("span", { class: "pill" });
-  const why = h("span", { class: "muted cut why" });
+  const why = h("span", { class: "cut block why" });
   const progress = bar(`Progress of job ${first.id}`);
-  const cell = Object.fromEntries(["runs", "node", "worker", "created", "took"].map((name) => [name, h("td", { class: name === "created" ? "act muted" : "spare" })]));
+  const cell = Object.fromEntries(["attempt", "node", "created", "took"].map((name) => [name, h("td", { class: { created: "number created", node: "spare cut" }[name] ?? "number spare" })]));
+  const args = brief(first.args);
   const el = h("tr", { id: `job-${first.id}` }, h("td", { class: "check" }, check), h("th", { scope: "row" }, h("a", { href: `#/jobs/${first.id}` }, `#${first.id}`)),
-    h("td", { class: "what" }, h("a", { href: `#/jobs/${first.id}` }, first.task), h("span", { class: "muted cut" }, brief(first.args))),
-    h("td", {}, status, why), h("td", { class: "work" }, progress.el), h("td", { class: "spare" }, first.queue), cell.runs, cell.node, cell.worker, cell.created, cell.took);
+    h("td", { class: "what" }, h("a", { class: "cut block", href: `#/jobs/${first.id}`, title: first.task }, first.task), h("span", { class: "muted cut block", title: args }, args)),
+    h("td", { class: "status" }, status, progress.el, why), h("td", { class: "spare cut" }, first.queue), cell.attempt, cell.node, cell.created, cell.took);
   return {
     el,
     update(job) {
       check.checked = chosen.has(job.id);
       setPill(status, job.cancel_requested && job.status === "processing" ? "cancelling" : job.status);
-      text(why, job.status === "failed" || (job.status === "queued" && job.error) ? job.error?.code : job.status === "processing" ? (job.stage ?? "") : "");
-      progress.el.hidden = job.progress === null || job.progress === undefined;
-      progress.update(job.status === "done" ? 100 : job.progress);
-      text(cell.runs, job.attempt ? `${job.attempt}${job.crashes ? `, ${job.crashes} crashed` : ""}` : "");
+      const error = ["failed", "queued", "cancelled"].includes(job.status) ? lastError(job) : "";
+      const words = job.status === "processing" ? (job.stage ?? "") : error || (job.status === "queued" && job.run_at > now() ? `in ${span((job.run_at - now()) / 1000)}` : "");
+      text(why, words);
+      attr(why, "title", words || null);
+      attr(why, "data-bad", job.status === "failed");
+      progress.el.hidden = job.status !== "processing" || job.progress === null || job.progress === undefined;
+      progress.update(job.progress);
+      text(cell.attempt, job.attempt ? `${job.attempt} / ${job.attempts}` : "");
+      attr(cell.attempt, "title", job.crashes ? `${job.crashes} ${job.crashes === 1 ? "crash" : "crashes"}` : null);
       text(cell.node, nodeLabel(job.node_id));
       cell.node.hidden = !several();
-      text(cell.worker, job.worker ? job.worker.replace("worker:", "") : "");
       text(cell.created, ago(job.created_at));
       attr(cell.created, "title", moment(job.created_at));
       text(cell.took, job.started_at ? span(((job.finished_at ?? now()) - job.started_at) / 1000) : "");
     },
   };
+}
+
+/** In words what went wrong last: also of a job that waits for its retry. */
+function lastError(job) {
+  return job.last_error ?? (job.error ? `${job.error.code}: ${job.error.message ?? ""}` : "");
 }

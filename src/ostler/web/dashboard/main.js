@@ -6,6 +6,8 @@ import { page as job } from "./job.js";
 import { page as jobs } from "./jobs.js";
 import { page as nodes } from "./nodes.js";
 import { page as overview } from "./overview.js";
+import { page as schedules } from "./schedules.js";
+import { get } from "./api.js";
 import { page as sessions } from "./sessions.js";
 import { several, start, state, subscribe } from "./state.js";
 import { page as workers } from "./workers.js";
@@ -15,6 +17,7 @@ const PAGES = {
   nodes,
   workers,
   jobs: (id, query) => (id && /^\d+$/.test(id) ? job(id) : jobs(id, query)),
+  schedules,
   calls,
   sessions,
 };
@@ -31,7 +34,31 @@ function route() {
   fill(main, shown.el);
   document.title = `${shown.title} · Ostler`;
   for (const link of document.querySelectorAll("nav a")) attr(link, "aria-current", link.dataset.page === key ? "page" : null);
+  tabs();
+  document.querySelector("nav [aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
   shown.update?.(new Set(["snapshot", "queues", "workers", "calls", "sessions", "jobs", "health", "incidents", "nodes"]));
+}
+
+// ---- tabs: one for each kind of thing that the app has, or the node has seen
+
+const KEPT = "ostler-tabs"; // so that a reload shows the same tabs at once
+let declared = JSON.parse(sessionStorage.getItem(KEPT) ?? "[]");
+
+async function ask() {
+  try {
+    const [info, { schedules: planned }] = await Promise.all([get("/info"), get("/schedules")]);
+    const kinds = new Set(info.pools.map((pool) => pool.kind));
+    declared = [info.tasks.length && "jobs", planned.length && "schedules", kinds.has("calls") && "calls", kinds.has("sessions") && "sessions"].filter(Boolean);
+    sessionStorage.setItem(KEPT, JSON.stringify(declared));
+    tabs();
+  } catch {
+    // The tabs stay as they were; the page says what is wrong.
+  }
+}
+
+function tabs() {
+  const found = new Set([...declared, state.queues.size && "jobs", state.calls.size && "calls", state.sessions.size && "sessions", several() && "nodes", "overview", "workers"]);
+  for (const link of document.querySelectorAll("nav a")) link.hidden = !found.has(link.dataset.page) && !link.hasAttribute("aria-current");
 }
 
 /** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */
@@ -52,7 +79,7 @@ function connection() {
   if (gone && lost.hidden) announce("The connection to the node is lost.");
   if (!gone && !lost.hidden) announce("The connection is back.");
   lost.hidden = !gone;
-  if (gone) text(lost, `The node does not answer. What you see is from ${ago(state.since)}; it is tried again and again.`);
+  if (gone) text(lost, `The node does not answer. What you see is from ${ago(state.since)}; retrying.`);
   document.body.classList.toggle("stale", gone);
 }
 
@@ -86,7 +113,8 @@ addEventListener("hashchange", () => {
   before = location.hash;
 });
 subscribe((changes) => {
-  if (changes.has("nodes") || changes.has("snapshot")) document.querySelector('nav a[data-page="nodes"]').hidden = !several();
+  if (changes.has("snapshot")) ask();
+  if (["nodes", "snapshot", "queues", "calls", "sessions"].some((one) => changes.has(one))) tabs();
   if (changes.has("connection")) connection();
   shown?.update?.(changes);
 });

@@ -2,7 +2,7 @@
 import { get } from "./api.js";
 import { complaints } from "./actions.js";
 import { attr, h, keyed, setPill, text } from "./dom.js";
-import { count, moment, since, span } from "./format.js";
+import { count, moment, seconds, since, span } from "./format.js";
 
 const AGAIN = 2000; // ms between two readings: heartbeats are told to nobody who does not ask
 
@@ -11,7 +11,7 @@ export function page() {
   const body = h("tbody");
   const el = h("div", {}, h("h1", {}, "Nodes"), errors.el,
     h("section", { class: "panel", "aria-label": "Nodes" }, h("div", { class: "scroll" }, h("table", { class: "cards" },
-      h("thead", {}, h("tr", {}, ["Node", "State", "Address", "Workers", "Running", "Heartbeat", "Up", "Version"].map((t) => h("th", { scope: "col" }, t)))), body))));
+      h("thead", {}, h("tr", {}, ["Node", "State", "Address", "Workers", "Running", "Heartbeat", "Up", "Version"].map((t, i) => h("th", { scope: "col", class: i > 3 ? "number" : null }, t)))), body))));
   let timer = 0;
   let closed = false;
 
@@ -43,10 +43,10 @@ const condition = (node) => (node.alive || ["stopped", "dead"].includes(node.sta
 
 function row(first) {
   const status = h("span", { class: "pill" });
-  const here = h("span", { class: "muted" }, "this one");
+  const here = h("span", { class: "muted" }, "this node");
   const name = h("span");
   const id = h("span", { class: "muted cut" });
-  const cell = Object.fromEntries(["url", "workers", "running", "beat", "up", "version"].map((key) => [key, h("td", { class: ["running", "up", "version"].includes(key) ? "spare" : null })]));
+  const cell = Object.fromEntries(["url", "workers", "running", "beat", "up", "version"].map((key) => [key, h("td", { class: { running: "number spare", up: "number spare", version: "number spare", beat: "number" }[key] })]));
   const el = h("tr", { id: `node-${first.id}` }, h("th", { scope: "row" }, name, " ", here, h("div", {}, id)), h("td", {}, status), cell.url, cell.workers, cell.running, cell.beat, cell.up, cell.version);
   return {
     el,
@@ -56,13 +56,13 @@ function row(first) {
       here.hidden = !node.here;
       setPill(status, condition(node));
       text(cell.url, node.url ?? "loopback only");
-      attr(cell.url, "title", node.url ? null : "Logs of its workers and jobs can be read on its host only. Set `advertise` there to read them from other nodes.");
+      attr(cell.url, "title", node.url ? null : "The logs of its workers and jobs can only be read on its own host. Set `advertise` there to read them from other nodes.");
       const counts = Object.entries(node.workers).sort();
       text(cell.workers, counts.map(([word, n]) => `${n} ${word}`).join(", ") || "none");
       attr(cell.workers, "class", counts.some(([word]) => ["failed", "crashed"].includes(word)) ? "bad" : null);
       text(cell.running, count(node.running));
       const skew = Math.abs(node.skew_ms) > 1000 ? `, clock ${node.skew_ms > 0 ? "+" : "−"}${span(Math.abs(node.skew_ms) / 1000)}` : "";
-      text(cell.beat, `${span(node.heartbeat_age)} ago${skew}`);
+      text(cell.beat, `${seconds(node.heartbeat_age)} ago${skew}`);
       text(cell.up, node.ended_at ? `ended ${since(node.ended_at)} ago` : since(node.started_at));
       attr(cell.up, "title", moment(node.started_at));
       text(cell.version, node.version ?? "");

@@ -1,7 +1,7 @@
 // Is everything well, what is running, how has it been, and what happened last.
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
-import { attr, bar, h, keyed, pill, setPill, text } from "./dom.js";
+import { attr, bar, h, keyed, pill, setPill, table, text } from "./dom.js";
 import { ago, clock, count, eta, now, rate, since, span } from "./format.js";
 import { plot, whole } from "./plots.js";
 import { nodeLabel, several, state, workerLink } from "./state.js";
@@ -10,7 +10,6 @@ const BACK = { "10m": 600, "1h": 3600, "24h": 86400, "7d": 604800 };
 const SHOWN = 12;
 
 export function page() {
-  const stop = [];
   const health = banner();
   const numbers = figures();
   const charts = plots();
@@ -19,8 +18,7 @@ export function page() {
   const incidents = incidentList();
   const el = h("div", {},
     h("h1", { class: "unseen" }, "Overview"),
-    health.el, numbers.el, charts.el,
-    h("div", { class: "two" }, h("div", {}, queues.el, running.el), incidents.el));
+    health.el, numbers.el, charts.el, queues.el, running.el, incidents.el);
   const parts = [health, numbers, queues, running, incidents];
   return {
     el,
@@ -33,31 +31,55 @@ export function page() {
       for (const part of parts) part.update(new Set(["tick"]));
       charts.tick();
     },
-    close: () => stop.forEach((f) => f()),
   };
+}
+
+const HOUR = 3_600_000;
+
+/** Jobs that failed for good within the last hour, by task and error: [{task, code, count}], as the incidents tell. */
+function failing() {
+  const found = new Map();
+  for (const one of state.incidents.values()) {
+    const [, task, code] = /^task:(.+):([^:]*)$/.exec(one.level === "error" ? one.subject : "") ?? [];
+    if (!task || now() - one.at > HOUR) continue;
+    const known = found.get(one.subject) ?? { task, code, count: 0 };
+    found.set(one.subject, { ...known, count: known.count + one.count });
+  }
+  return [...found.values()].sort((a, b) => b.count - a.count);
 }
 
 function banner() {
   const word = h("strong");
   const mark = h("span", { class: "mark", "aria-hidden": "true" });
-  const where = h("span", { class: "muted" });
+  const where = h("span", { class: "muted where" });
   const reasons = h("ul");
   const el = h("section", { class: "panel banner", "aria-label": "Health" }, mark, h("div", { class: "grow" }, h("p", { role: "status" }, word), reasons), where);
-  const WORDS = { healthy: "Everything is well", degraded: "Working, but something is wrong", error: "Something cannot work" };
-  const MARKS = { healthy: "✓", degraded: "!", error: "✕" };
+  const WORDS = { healthy: "Everything is running normally", failing: "Running, but jobs are failing", paused: "All queues are paused", degraded: "Running, but something needs attention", error: "Something is not working" };
+  const SIGNS = { healthy: "✓", failing: "!", paused: "Ⅱ", degraded: "!", error: "✕" };
+  const reason = (one) => {
+    const words = h("a");
+    return typeof one === "string" ? { el: h("li", {}, linked(one)) } : { el: h("li", {}, words), update: (now_) => (text(words, now_.words), attr(words, "href", now_.href)) };
+  };
   return {
     el,
     update() {
       const found = state.health;
-      if (!found) return text(word, "Looking…");
-      const paused = state.total?.paused;
-      attr(el, "data-state", found.status === "healthy" && paused ? "paused" : found.status);
-      text(mark, paused && found.status === "healthy" ? "Ⅱ" : MARKS[found.status]);
-      text(word, found.status === "healthy" && paused ? "All queues are paused" : WORDS[found.status]);
+      if (!found) return text(word, "Checking…");
+      const fails = state.total?.failed ? failing() : [];
+      const told = found.status !== "healthy" ? found.status : state.total?.paused ? "paused" : fails.length ? "failing" : "healthy";
+      attr(el, "data-state", told === "failing" ? "degraded" : told);
+      text(mark, SIGNS[told]);
+      text(word, WORDS[told]);
       const alive = [...state.nodes.values()].filter((node) => node.alive).length;
       text(where, state.node ? `node ${state.node}, up ${since(state.started)}${several() ? `; ${alive} of ${state.nodes.size} nodes live` : ""}` : "");
-      keyed(reasons, found.errors, (words) => words, (words) => ({ el: h("li", {}, linked(words)) }));
-      reasons.hidden = !found.errors.length;
+      const lines = fails.slice(0, 3).map(({ task, code, count: n }) => ({
+        key: `${task} ${code}`, words: `${count(n)} ${n === 1 ? "job" : "jobs"} of ${task} failed with ${code} in the last hour`, href: `#/jobs?${new URLSearchParams({ status: "failed", task, code })}`,
+      }));
+      const rest = fails.slice(3).reduce((sum, one) => sum + one.count, 0);
+      if (rest) lines.push({ key: "rest", words: `${count(rest)} more failed jobs`, href: "#/jobs?status=failed" });
+      if (!fails.length && state.total?.failed) lines.push({ key: "earlier", words: `${count(state.total.failed)} failed ${state.total.failed === 1 ? "job" : "jobs"} from earlier`, href: "#/jobs?status=failed" });
+      keyed(reasons, [...found.errors, ...lines], (one) => one.key ?? one, reason);
+      reasons.hidden = !found.errors.length && !lines.length;
     },
   };
 }
@@ -70,7 +92,7 @@ function figures() {
   };
   const running = make("Running", "#/jobs?status=processing");
   const waiting = make("Waiting", "#/jobs?status=queued");
-  const done = make("Done so far", "#/jobs?status=done");
+  const done = make("Done", "#/jobs?status=done");
   const failed = make("Failed", "#/jobs?status=failed");
   const workers = make("Workers", "#/workers");
   const sessions = make("Sessions", "#/sessions");
@@ -84,13 +106,14 @@ function figures() {
         text(running.more, all.avg_time === null ? "" : `${span(all.avg_time)} on average`);
         text(waiting.value, count(all.pending));
         const left = eta(all, state.said.get("queue:status"));
-        const later = all.scheduled ? `${count(all.scheduled)} for later` : "";
-        text(waiting.more, [left && all.pending ? ({ unknown: "ETA unknown", paused: "paused", "any moment": "empty any moment" }[left] ?? `empty in ${left}`) : "", later].filter(Boolean).join(", "));
+        const later = all.scheduled ? `${count(all.scheduled)} scheduled` : "";
+        text(waiting.more, [left && all.pending ? ({ unknown: "no ETA", paused: "paused", "any moment": "almost empty" }[left] ?? `empty in ${left}`) : "", later].filter(Boolean).join(", "));
         text(done.value, count(all.completed));
         const pace = rate(all.recent, state.before, now());
-        text(done.more, pace ? `${whole(pace)} per second` : "");
+        text(done.more, pace ? `${whole(pace < 10 ? Math.round(pace * 10) / 10 : Math.round(pace))} per second` : "");
         text(failed.value, count(all.failed));
-        text(failed.more, all.failed ? "look at them" : "none to look at");
+        const recent = failing().reduce((sum, one) => sum + one.count, 0);
+        text(failed.more, all.failed ? (recent ? `${count(recent)} in the last hour` : "none in the last hour") : "");
         attr(failed.el, "data-bad", all.failed ? true : null);
       }
       const list = [...state.workers.values()];
@@ -169,37 +192,50 @@ function plots() {
   };
 }
 
+const number = (name, spare = "") => ({ name, class: `number ${spare}` });
+
 function queueTable() {
-  const body = h("tbody");
   const errors = complaints();
-  const el = h("section", { class: "panel", "aria-label": "Queues" }, h("h2", {}, "Queues"), errors.el,
-    h("div", { class: "scroll" }, h("table", { class: "numbers queues" },
-      h("thead", {}, h("tr", {}, ["Queue", "Waiting", "Later", "Running", "Done", "Failed", "Average", "Empty in", ""].map((t) => h("th", { scope: "col" }, t)))), body)));
+  const list = table("queues", ["Queue", number("Waiting"), number("Scheduled", "spare"), number("Running"), number("Done", "spare"), number("Failed"), number("Average", "spare"), number("Empty in", "spare"), ""], "Queues");
+  const none = h("p", { class: "muted", hidden: true }, "No queues yet. A queue appears with the first job that names it.");
+  const el = h("section", { class: "panel", "aria-label": "Queues" }, h("h2", {}, "Queues"), errors.el, none, list.el);
   return {
     el,
     update(changes) {
       if (!["queues", "snapshot", "tick", "workers"].some((c) => changes.has(c))) return;
-      keyed(body, [...state.queues.values()].sort((a, b) => (a.queue < b.queue ? -1 : 1)), (q) => q.queue, (q) => queueRow(q, errors));
+      none.hidden = state.queues.size > 0 || !state.epoch;
+      list.el.hidden = !none.hidden;
+      keyed(list.body, [...state.queues.values()].sort((a, b) => (a.queue < b.queue ? -1 : 1)), (q) => q.queue, (q) => queueRow(q, errors));
     },
   };
 }
 
 function queueRow(first, errors) {
   const name = first.queue;
-  const cells = Array.from({ length: 7 }, () => h("td"));
-  const flag = h("span", { class: "pill", "data-state": "paused" }, "paused");
+  const cell = Object.fromEntries(["pending", "scheduled", "running", "completed", "failed", "average", "eta"].map((key) => [key, h("td", { class: ["pending", "running", "failed"].includes(key) ? "number" : "number spare" })]));
+  const flag = pill("paused");
+  const failed = h("a", { href: `#/jobs?${new URLSearchParams({ status: "failed", queue: name })}` });
+  cell.failed.append(failed);
   const toggle = (verb, words) => button(words, () => post(`/pools/${encodeURIComponent(name)}/${verb}`), { errors, kind: "small", done: `queue ${name} ${verb}d` });
   const pause = toggle("pause", "Pause");
   const resume = toggle("resume", "Resume");
   attr(pause, "aria-label", `Pause queue ${name}`);
   attr(resume, "aria-label", `Resume queue ${name}`);
-  const el = h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/jobs?queue=${encodeURIComponent(name)}` }, name), " ", flag), cells, h("td", { class: "act" }, pause, resume));
+  const el = h("tr", {}, h("th", { scope: "row" }, h("a", { href: `#/jobs?queue=${encodeURIComponent(name)}` }, name), " ", flag), Object.values(cell), h("td", { class: "act" }, pause, resume));
   return {
     el,
     update(q) {
-      [count(q.pending), count(q.scheduled), count(q.running), count(q.completed), count(q.failed), span(q.avg_time), eta(q, state.said.get(`queue:${q.queue}:status`))].forEach((v, i) => text(cells[i], v));
-      attr(cells[4], "class", q.failed ? "bad" : null);
-      flag.hidden = !q.paused;
+      const unserved = !q.paused && !q.workers && q.pending > 0;
+      const shown = { pending: count(q.pending), scheduled: count(q.scheduled), running: count(q.running), completed: count(q.completed), average: span(q.avg_time), eta: unserved ? "never" : eta(q, state.said.get(`queue:${q.queue}:status`)) };
+      for (const [key, words] of Object.entries(shown)) {
+        text(cell[key], words);
+        cell[key].classList.toggle("zero", words === "0");
+      }
+      text(failed, count(q.failed));
+      attr(failed, "class", q.failed ? "bad" : "zero");
+      cell.eta.classList.toggle("bad", unserved);
+      setPill(flag, q.paused ? "paused" : unserved ? "no worker" : "");
+      flag.hidden = !q.paused && !unserved;
       pause.hidden = q.paused;
       resume.hidden = !q.paused;
     },
@@ -217,7 +253,8 @@ function runningJobs() {
       const jobs = [...state.jobs.values()].filter((job) => job.status === "processing").sort((a, b) => a.id - b.id);
       keyed(list, jobs.slice(0, SHOWN), (job) => job.id, jobLine);
       const hidden = (state.total?.running ?? jobs.length) - Math.min(jobs.length, SHOWN);
-      text(more, !jobs.length ? "Nothing runs." : hidden > 0 ? `and ${count(hidden)} more` : "");
+      more.hidden = jobs.length > 0 && hidden <= 0;
+      text(more, !jobs.length ? "No job is running." : hidden > 0 ? `and ${count(hidden)} more` : "");
     },
   };
 }
@@ -226,7 +263,7 @@ function jobLine(first) {
   const progress = bar(`Progress of job ${first.id}`);
   const node = h("span", { class: "muted" });
   const what = h("span", { class: "grow cut" });
-  const age = h("span", { class: "muted" });
+  const age = h("span", { class: "muted age" });
   return {
     el: h("li", { class: "row" }, h("a", { href: `#/jobs/${first.id}` }, `#${first.id}`), h("span", {}, first.task), node, what, progress.el, age),
     update(job) {
@@ -240,27 +277,36 @@ function jobLine(first) {
   };
 }
 
+const FEW = 8; // incidents before somebody asks for more
+
 function incidentList() {
   const list = h("ol", { class: "plain incidents" });
-  const el = h("section", { class: "panel", "aria-label": "Incidents" }, h("h2", {}, "What happened"), list);
-  return {
-    el,
-    update(changes) {
-      if (!["incidents", "snapshot", "tick"].some((c) => changes.has(c))) return;
-      const all = [...state.incidents.values()].sort((a, b) => b.at - a.at).slice(0, 30);
-      keyed(list, all, (i) => `${i.node}-${i.id}`, incidentLine);
-    },
+  const more = h("button", { type: "button", class: "small" });
+  const none = h("p", { class: "muted", hidden: true }, "Nothing so far.");
+  const el = h("section", { class: "panel", "aria-label": "Incidents" }, h("h2", {}, "What happened"), none, list, more);
+  let whole_ = false;
+  more.onclick = () => {
+    whole_ = !whole_;
+    draw();
   };
+  function draw() {
+    const all = [...state.incidents.values()].sort((a, b) => b.at - a.at);
+    keyed(list, whole_ ? all : all.slice(0, FEW), (i) => `${i.node}-${i.id}`, incidentLine);
+    none.hidden = all.length > 0;
+    more.hidden = all.length <= FEW;
+    text(more, whole_ ? "Show fewer" : `Show all ${all.length}`);
+  }
+  return { el, update: (changes) => ["incidents", "snapshot", "tick"].some((c) => changes.has(c)) && draw() };
 }
 
 function incidentLine(first) {
   const time = h("time");
-  const words = h("p");
-  const detail = h("p", { class: "muted" });
+  const words = h("span");
+  const detail = h("span", { class: "muted block" });
   const node = h("span", { class: "muted small" });
   let shown = null;
   return {
-    el: h("li", { "data-level": first.level }, h("span", { class: "unseen" }, `${first.level}: `), time, h("div", { class: "grow" }, words, detail), node),
+    el: h("li", { "data-level": first.level }, h("span", { class: "unseen" }, `${first.level}: `), time, h("p", { class: "grow" }, words, detail), node),
     update(incident) {
       attr(time, "datetime", new Date(incident.at).toISOString());
       attr(time, "title", clock(incident.at));

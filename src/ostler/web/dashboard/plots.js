@@ -5,26 +5,40 @@ import { h, s, text } from "./dom.js";
 const HEIGHT = 180;
 const PAD = { left: 46, right: 8, top: 10, bottom: 22 };
 
-/** A round number at or above `value`, and how many steps the axis has up to it. */
+/** A round number at or above a count, and how many steps the axis has up to it: whole ones. */
 function nice(value) {
-  if (value <= 0) return [1, 2];
+  if (value <= 1) return [1, 1];
   const power = 10 ** Math.floor(Math.log10(value));
-  for (const [factor, steps] of [[1, 2], [2, 2], [2.5, 5], [4, 4], [5, 5], [10, 5]]) if (factor * power >= value * 0.999) return [factor * power, steps];
+  const factors = power === 1 ? [[2, 2], [4, 4], [5, 5]] : [[1, 2], [2, 2], [2.5, 5], [4, 4], [5, 5]];
+  for (const [factor, steps] of factors) if (factor * power >= value * 0.999) return [factor * power, steps];
   return [10 * power, 5];
 }
 
-/** The axis of values up to `high`: {ticks, place(value) from 0 to 1}. Durations span decades, so theirs counts decades. */
-function axis(low, high, decades) {
-  if (!decades || high <= 0) {
+// Durations span decades: round ones, about ten times longer each.
+const DURATIONS = [[0.001, "1 ms"], [0.01, "10 ms"], [0.1, "100 ms"], [1, "1 s"], [10, "10 s"], [60, "1 min"], [600, "10 min"], [3600, "1 h"], [36_000, "10 h"], [86_400, "1 d"], [864_000, "10 d"]];
+
+/** The axis up to `high`: {ticks: [[value, label], …], place(value) from 0 to 1}. */
+function axis(low, high, durations, show) {
+  if (!durations || high <= 0) {
     const [top, steps] = nice(high);
-    return { ticks: Array.from({ length: steps + 1 }, (_, i) => (top * i) / steps), place: (value) => value / top };
+    return { ticks: Array.from({ length: steps + 1 }, (_, i) => [(top * i) / steps, high > 0 ? show((top * i) / steps) : ""]), place: (value) => value / top };
   }
-  const first = Math.floor(Math.log10(Math.max(low, 0.001)) + 1e-9);
-  const last = Math.max(first + 1, Math.ceil(Math.log10(Math.max(high, 0.001)) - 1e-9));
-  return {
-    ticks: Array.from({ length: last - first + 1 }, (_, i) => 10 ** (first + i)),
-    place: (value) => Math.max(0, (Math.log10(Math.max(value, 1e-9)) - first) / (last - first)),
-  };
+  const last = Math.max(1, DURATIONS.findIndex(([one]) => one >= high * 0.999));
+  const first = Math.min(last - 1, Math.max(0, DURATIONS.findLastIndex(([one]) => one <= low * 1.001)));
+  const ticks = DURATIONS.slice(first, last + 1);
+  const [bottom, top] = [ticks[0][0], ticks.at(-1)[0]];
+  return { ticks, place: (value) => Math.min(1, Math.max(0, Math.log(Math.max(value, 1e-9) / bottom) / Math.log(top / bottom))) };
+}
+
+const MINUTES = [1, 2, 5, 10, 15, 30, 60, 120, 180, 360, 720, 1440];
+
+/** Round times of day between two moments, at most `most`. */
+function moments(start, end, most) {
+  const minutes = MINUTES.find((one) => (end - start) / 60_000 / one <= most) ?? 2880;
+  const zone = new Date(start).getTimezoneOffset() * 60_000;
+  const step = minutes * 60_000;
+  const first = Math.ceil((start - zone) / step) * step + zone;
+  return Array.from({ length: Math.max(0, Math.floor((end - first) / step) + 1) }, (_, i) => first + i * step);
 }
 
 /**
@@ -67,22 +81,19 @@ export function plot(title, series, show, empty, counted = "jobs") {
     text(unit, bars.length ? `${counted} per ${span(wide / 1000)}` : "");
     const highest = Math.max(0, ...slots.map((p) => Math.max(bars.reduce((sum, one) => sum + (p[one.key] ?? 0), 0), ...lines.map((one) => p[one.key] ?? 0))));
     const lowest = Math.min(highest, ...slots.flatMap((p) => lines.map((one) => p[one.key] ?? highest)));
-    const scale = axis(lowest, highest, !bars.length);
+    const scale = axis(lowest, highest, !bars.length, show);
     const x = (at) => PAD.left + ((at - start) / (end - start)) * w;
     const y = (value) => PAD.top + tall - scale.place(value) * tall;
     svg.setAttribute("viewBox", `0 0 ${width} ${HEIGHT}`);
     svg.setAttribute("aria-label", words(slots));
     const parts = [];
-    for (const value of scale.ticks) {
+    for (const [value, label] of scale.ticks) {
       parts.push(s("line", { class: "grid", x1: PAD.left, x2: width - PAD.right, y1: y(value), y2: y(value) }));
-      parts.push(s("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end" }, highest ? show(value, true) : ""));
+      parts.push(s("text", { class: "tick", x: PAD.left - 6, y: y(value) + 4, "text-anchor": "end" }, label));
     }
-    const marks = width < 520 ? 3 : 6;
-    for (let i = 0; i <= marks; i += 1) {
-      const at = start + ((end - start) * i) / marks;
-      const day = back > 90_000;
-      const label = day ? new Date(at).toLocaleDateString([], { weekday: "short", day: "numeric" }) : clock(at).slice(0, 5);
-      parts.push(s("text", { class: "tick", x: x(at), y: HEIGHT - 6, "text-anchor": i === 0 ? "start" : i === marks ? "end" : "middle" }, label));
+    for (const at of moments(start, end, w / 70)) {
+      const label = back > 90_000 ? new Date(at).toLocaleDateString([], { weekday: "short", day: "numeric" }) : clock(at).slice(0, 5);
+      if (x(at) < width - 24) parts.push(s("text", { class: "tick", x: x(at), y: HEIGHT - 6, "text-anchor": "middle" }, label));
     }
     const barWidth = Math.max(1, (wide / (end - start)) * w - 1);
     for (const p of slots) {

@@ -1,7 +1,7 @@
 // One session: its facts, and what it shows, live.
 import { get } from "./api.js";
 import { complaints } from "./actions.js";
-import { attr, h, keyed, setPill, text } from "./dom.js";
+import { attr, facts, h, setPill, text } from "./dom.js";
 import { bytes, moment, seconds, since, span } from "./format.js";
 import { endButton, REASONS } from "./sessionlist.js";
 import { several, whileSeen, workerLink } from "./state.js";
@@ -10,12 +10,11 @@ export function oneSession(id) {
   const errors = complaints();
   const status = h("span", { class: "pill" });
   const why = h("p", { class: "error soft", hidden: true });
-  const facts = h("dl", { class: "facts" });
+  const known = facts();
   const verbs = h("div", { class: "row" });
   const view = liveView(id);
-  const worker = h("a");
   const el = h("div", { class: "two watched" }, view.el,
-    h("section", { class: "panel", "aria-label": "Session" }, h("div", { class: "row between wrap" }, h("p", {}, status), verbs), why, errors.el, facts));
+    h("section", { class: "panel", "aria-label": "Session" }, h("div", { class: "row between wrap" }, h("p", {}, status), verbs), why, errors.el, known.el));
   let last = null;
   let read = 0;
   let end = null;
@@ -29,18 +28,12 @@ export function oneSession(id) {
     if (!end) verbs.append((end = endButton(s, errors, "danger")));
     end.hidden = s.state === "ended";
     const name = several() ? `${s.node}/${s.worker}` : s.worker;
-    text(worker, name);
-    attr(worker, "href", workerLink(name));
     const idle = s.idle === null ? null : s.idle + (Date.now() - read) / 1000;
-    const known = {
-      Pool: s.serves === s.pool ? s.pool : `${s.serves} (${s.pool})`, Worker: worker, Owner: s.owner, Client: s.client, Agent: s.agent, Key: s.key, "Passed on by": s.via, Priority: s.priority || null,
-      Began: moment(s.started_at), "In line": span(s.waited_ms / 1000), Lasted: s.ended_at ? span((s.ended_at - s.started_at) / 1000) : since(s.started_at),
+    known.update(Object.entries({
+      Pool: s.serves === s.pool ? s.pool : `${s.serves} (${s.pool})`, Worker: { text: name, href: workerLink(name) }, Owner: s.owner, Client: s.client, Agent: s.agent, Key: s.key, "Passed on by": s.via, Priority: s.priority || null,
+      Began: moment(s.started_at), Waited: span(s.waited_ms / 1000), Lasted: s.ended_at ? span((s.ended_at - s.started_at) / 1000) : since(s.started_at),
       Idle: idle === null ? null : seconds(idle), In: bytes(s.bytes_in), Out: bytes(s.bytes_out), "Close code": s.code, Ended: s.ended_at ? moment(s.ended_at) : null,
-    };
-    keyed(facts, Object.entries(known).filter(([, value]) => value !== null && value !== ""), ([word]) => word, ([word, value]) => {
-      const cell = h("dd", {}, value instanceof Node ? value : null);
-      return { el: h("div", {}, h("dt", {}, word), cell), update: ([, now]) => now instanceof Node || text(cell, now) };
-    });
+    }));
     view.update(s);
   }
   return {
@@ -65,7 +58,7 @@ function liveView(id) {
   const errors = complaints();
   const picture = h("img", { alt: `What session ${id} shows`, hidden: true });
   const words = h("p", { class: "muted stage-words" }, "Waiting for the first picture…");
-  const again = h("button", { type: "button", class: "small", hidden: true }, "Look again");
+  const again = h("button", { type: "button", class: "small", hidden: true }, "Try again");
   const large = h("button", { type: "button", class: "small", "aria-pressed": "false" }, "Full width");
   const el = h("section", { class: "panel", "aria-label": "Live view", hidden: true }, h("div", { class: "row between" }, h("h2", {}, "Live view"), h("div", { class: "row" }, again, large)), errors.el, h("div", { class: "screen" }, words, picture));
   let looking = false;
@@ -93,7 +86,7 @@ function liveView(id) {
     again.hidden = false;
     // An image does not say why there is none.
     const answer = await fetch(`/api/v1/sessions/${encodeURIComponent(id)}`).then((a) => a.json(), () => null);
-    if (answer?.state !== "ended") errors.say("There are no pictures: its worker shows none now, or too many watch sessions of this node.");
+    if (answer?.state !== "ended") errors.say("No pictures: the worker sends none now, or too many people are watching sessions of this node.");
   };
   again.onclick = look;
   large.onclick = () => attr(large, "aria-pressed", String(el.classList.toggle("large")));

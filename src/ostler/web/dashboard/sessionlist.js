@@ -87,7 +87,7 @@ export function liveSessions(query) {
   const note = h("p", { class: "muted" });
   const all = h("button", { type: "button", hidden: true }, "Show all");
   const table = h("div", { class: "scroll" }, h("table", { class: "cards sessions" },
-    h("thead", {}, h("tr", {}, ["Session", "State", "Owner", "Client", "Worker", "Age", "Idle", "In", "Out", ""].map((t) => h("th", { scope: "col" }, t)))), body));
+    h("thead", {}, h("tr", {}, ["Session", "State", "Owner", "Client", "Worker", "Age", "Idle", "In", "Out", ""].map((t, i) => h("th", { scope: "col", class: i > 4 && i < 9 ? "number" : null }, t)))), body));
   const el = h("section", { class: "panel", "aria-label": "Live sessions" }, h("div", { class: "row between wrap" }, h("h2", {}, "Live sessions ", total), by.el), errors.el, table, note, h("div", { class: "row" }, all));
   let shown = FIRST;
   let sessions = [];
@@ -108,7 +108,7 @@ export function liveSessions(query) {
     text(total, fitting.length ? `${count(fitting.length)}${beyond ? " of more" : ""}` : "");
     const hidden = fitting.length - shown;
     all.hidden = hidden <= 0;
-    text(note, !fitting.length ? (sessions.length ? "No live session fits." : "Nobody is connected.") : hidden > 0 ? `and ${count(hidden)} more` : "");
+    text(note, !fitting.length ? (sessions.length ? "No live sessions match." : "Nobody is connected.") : hidden > 0 ? `and ${count(hidden)} more` : "");
     note.hidden = !note.textContent;
   }
   return {
@@ -137,7 +137,7 @@ function liveRow(first, errors, by) {
     update(s) {
       setPill(status, s.state);
       text(cell.age, since(s.started_at));
-      attr(cell.age, "title", `since ${moment(s.started_at)}, ${span(s.waited_ms / 1000)} in line`);
+      attr(cell.age, "title", `since ${moment(s.started_at)}, ${span(s.waited_ms / 1000)} waiting`);
       text(cell.idle, s.idle === null ? "" : s.idle < 1 ? "" : span(s.idle));
       text(cell.in, bytes(s.bytes_in));
       text(cell.out, bytes(s.bytes_out));
@@ -153,7 +153,7 @@ export function endedSessions(query) {
   const note = h("p", { class: "muted" }, "None yet.");
   const older = h("button", { type: "button", hidden: true }, "Show older");
   const table = h("div", { class: "scroll" }, h("table", { class: "cards sessions" },
-    h("thead", {}, h("tr", {}, ["Session", "Reason", "Owner", "Worker", "Lasted", "In line", "In", "Out", "Ended"].map((t) => h("th", { scope: "col" }, t)))), body));
+    h("thead", {}, h("tr", {}, ["Session", "Reason", "Owner", "Worker", "Lasted", "Waited", "In", "Out", "Ended"].map((t, i) => h("th", { scope: "col", class: i > 3 ? "number" : null }, t)))), body));
   const el = h("section", { class: "panel", "aria-label": "Ended sessions" }, h("h2", {}, "Ended sessions"), errors.el, table, note, h("div", { class: "row" }, older));
   let rows = [];
   let next = null;
@@ -181,7 +181,7 @@ export function endedSessions(query) {
   function draw() {
     keyed(body, rows.slice(0, MOST), (s) => s.id, endedRow);
     table.hidden = !rows.length;
-    text(note, by.filters.pool || by.filters.owner ? "None fits." : "None yet.");
+    text(note, by.filters.pool || by.filters.owner ? "None match." : "None yet.");
     note.hidden = rows.length > 0;
     older.hidden = !next || rows.length >= MOST;
   }
@@ -193,7 +193,7 @@ function endedRow(first) {
   const status = h("span", { class: "pill" });
   setPill(status, first.reason ?? "ended");
   attr(status, "title", REASONS[first.reason]);
-  const when = h("td");
+  const when = h("td", { class: "number" });
   const code = first.code ? `close code ${first.code}` : null;
   return {
     el: h("tr", {}, h("th", { scope: "row", class: "id" }, h("a", { href: sessionLink(first.id) }, h("code", {}, first.id))), h("td", { class: "why-ended" }, status, h("span", { class: "muted small-print cut block", title: [first.text, code].filter(Boolean).join("\n") }, first.text ?? "")),

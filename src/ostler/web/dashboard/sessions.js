@@ -1,7 +1,7 @@
 // Session pools: their workers slot by slot, who waits, who is connected, who was, and a look at what a session shows.
 import { get, post } from "./api.js";
 import { button, complaints } from "./actions.js";
-import { attr, bar, h, keyed, setPill, text } from "./dom.js";
+import { attr, bar, h, keyed, pill, setPill, text } from "./dom.js";
 import { bytes, count, megabytes, moment, seconds, since, span } from "./format.js";
 import { oneSession } from "./session.js";
 import { endedSessions, liveSessions } from "./sessionlist.js";
@@ -104,14 +104,14 @@ const leaves = (w) => ["draining", "stopping"].includes(w.status);
 function pool(first) {
   const name = first.name;
   const errors = complaints();
-  const flag = h("span", { class: "pill", "data-state": "paused" }, "paused");
+  const flag = pill("paused");
   const facts = h("span", { class: "muted" });
   const verb = (what, label, words) => {
     const el = button(label, () => Promise.all(last.pools.map((one) => post(`/pools/${encodeURIComponent(one)}/${what}`))), { errors, kind: "small", done: `sessions ${name} ${what}d`, ask: words && { title: `${label} ${name}?`, words, danger: false } });
     attr(el, "aria-label", `${label} ${name}`);
     return el;
   };
-  const pause = verb("pause", "Pause", "Sessions under way go on. New clients wait in line until it is resumed, or for as long as they may.");
+  const pause = verb("pause", "Pause", "Running sessions continue. New clients wait until it is resumed, or until they time out.");
   const resume = verb("resume", "Resume");
   const figure = Object.fromEntries([["used", "in use"], ["free", "free"], ["leaving", "leaving"], ["waiting", "waiting"]].map(([key, words]) => {
     const value = h("strong");
@@ -123,7 +123,7 @@ function pool(first) {
   const more = h("p", { class: "muted small-print" });
   const inLine = h("div", { class: "in-line" }, h("h3", {}, "Waiting, the next one first"), line, more);
   const counts = h("p", { class: "muted small-print" });
-  const table = h("table", { class: "cards slots-table" }, h("thead", {}, h("tr", {}, ["Worker", "State", "Slots", "Served", "Probe", "Memory", "Age", ""].map((t) => h("th", { scope: "col" }, t)))), body);
+  const table = h("table", { class: "cards slots-table" }, h("thead", {}, h("tr", {}, ["Worker", "State", "Slots", "Served", "Probe", "Memory", "Age", ""].map((t, i) => h("th", { scope: "col", class: i > 3 && i < 7 ? "number" : null }, t)))), body);
   const el = h("section", { class: "panel pool", "aria-label": `Pool ${name}` },
     h("div", { class: "row between wrap" }, h("h2", {}, name, " ", flag, " ", facts), h("div", { class: "row" }, pause, resume)),
     errors.el,
@@ -196,7 +196,7 @@ function workerRow(first, errors) {
   const words = h("span", { class: "muted small-print" });
   const served = bar(`Sessions that ${first.component} has served`);
   const sofar = h("span");
-  const cell = Object.fromEntries(["probe", "memory", "age"].map((key) => [key, h("td", { class: key === "age" ? "spare" : null, "data-unit": key === "probe" ? "probe" : null })]));
+  const cell = Object.fromEntries(["probe", "memory", "age"].map((key) => [key, h("td", { class: key === "age" ? "number spare" : "number", "data-unit": key === "probe" ? "probe" : null })]));
   const act = (verb, label, question) => {
     const el = button(label, async () => (await post(`/workers/${encodeURIComponent(full())}/${verb}`)).message, { errors, kind: verb === "kill" ? "small danger" : "small", ask: { title: `${label} ${first.component}?`, words: question, danger: verb === "kill" }, done: `${first.component}: ${verb}` });
     attr(el, "aria-label", `${label} ${first.component}`);

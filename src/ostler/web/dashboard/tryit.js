@@ -21,12 +21,13 @@ export function tryIt(of) {
     text: h("div", { class: "stack", hidden: true }, h("label", { for: "try-text" }, "Payload, as text"), words),
     file: h("div", { class: "stack", hidden: true }, h("label", { for: "try-file" }, "File, sent as it is"), file, seen),
   };
+  const anyModel = h("div", { class: "stack", hidden: true }, h("label", { for: "try-id" }, "Another model id"), other);
   const send = h("button", { type: "submit", class: "primary" }, "Call");
   const stop = h("button", { type: "button", hidden: true }, "Stop");
-  const told = h("p", { class: "muted", role: "status" }, "Nothing was called yet.");
+  const told = h("p", { class: "muted", role: "status" }, "No call yet.");
   const answer = h("div", { class: "answer" });
   const form = h("form", { class: "stack" },
-    of ? null : [h("label", { for: "try-model" }, "Model"), which, h("label", { for: "try-id" }, "Another id, where the task takes any"), other],
+    of ? null : [h("label", { for: "try-model" }, "Model"), which, anyModel],
     h("div", { class: "row wrap", role: "group", "aria-label": "Kind of payload" }, kinds), Object.values(inputs), h("div", { class: "row" }, send, stop));
   const el = h("section", { class: "panel", "aria-label": "Try it" }, h("h2", {}, "Try it"), h("div", { class: "two even" }, form, h("div", {}, h("h3", { class: "answer-title" }, "Answer"), errors.el, told, answer)));
   const urls = new Set(); // of files and answers that are shown
@@ -63,7 +64,7 @@ export function tryIt(of) {
   function request() {
     const chosen = of ?? { ...JSON.parse(which.value || '{"task":"","model":""}'), ...(other.value.trim() ? { model: other.value.trim() } : {}) };
     if (!chosen.task) throw new Error("there is no model to call");
-    if (!chosen.model) throw new Error(`name an id: ${chosen.task} takes any`);
+    if (!chosen.model) throw new Error(`${chosen.task} takes any model: enter an id`);
     const url = `/api/v1/calls/${encodeURIComponent(chosen.task)}?model=${encodeURIComponent(chosen.model)}`;
     if (kind() === "file") {
       const [found] = file.files;
@@ -76,7 +77,7 @@ export function tryIt(of) {
   form.onsubmit = async (event) => {
     event.preventDefault();
     errors.clear();
-    text(told, "The model works…");
+    text(told, "Waiting for the model…");
     fill(answer);
     const began = performance.now();
     try {
@@ -157,6 +158,7 @@ export function tryIt(of) {
     update(models, tasks) {
       if (of) return;
       const open = tasks.filter((one) => one.any_model).map((one) => ({ task: one.task, model: "" }));
+      anyModel.hidden = !open.length;
       const all = [...models, ...open];
       const wanted = all.map((m) => JSON.stringify({ task: m.task, model: m.model }));
       if (wanted.join() === [...which.options].map((o) => o.value).join()) return;

@@ -51,3 +51,18 @@ UPDATE ostler.batches SET callback_job = :job WHERE id = :id;
 
 -- name: batch
 SELECT id, total, pending, failed, callback_job, created_at, finished_at FROM ostler.batches WHERE id = :id;
+
+-- name: kin
+SELECT id, chain, step, batch FROM ostler.jobs WHERE id = :id;
+
+-- name: chain_jobs
+SELECT id, step, task, status FROM ostler.jobs WHERE chain = :chain AND step BETWEEN :low AND :high ORDER BY step;
+
+-- name: chain_steps
+SELECT n, step FROM ostler.steps WHERE chain = :chain AND n BETWEEN :low AND :high ORDER BY n;
+
+-- name: chain_length
+SELECT max(n) AS n FROM ostler.steps WHERE chain = :chain;
+
+-- name: batch_of_callback
+SELECT id FROM ostler.batches WHERE callback_job = :job;

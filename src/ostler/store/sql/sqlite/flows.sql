@@ -51,3 +51,18 @@ UPDATE batches SET callback_job = :job WHERE id = :id;
 
 -- name: batch
 SELECT id, total, pending, failed, callback_job, created_at, finished_at FROM batches WHERE id = :id;
+
+-- name: kin
+SELECT id, chain, step, batch FROM jobs WHERE id = :id;
+
+-- name: chain_jobs
+SELECT id, step, task, status FROM jobs WHERE chain = :chain AND step BETWEEN :low AND :high ORDER BY step;
+
+-- name: chain_steps
+SELECT n, step FROM steps WHERE chain = :chain AND n BETWEEN :low AND :high ORDER BY n;
+
+-- name: chain_length
+SELECT max(n) AS n FROM steps WHERE chain = :chain;
+
+-- name: batch_of_callback
+SELECT id FROM batches WHERE callback_job = :job;
