@@ -1,4 +1,4 @@
-"""What a user's file declares of models, as plain data. Everything is checked here, at declaration. Standard library, Python 3.9."""
+"""Declared models as plain data, checked when they are declared. Standard library only, Python 3.9."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Duration = Union[float, str]
 
 
 class Options(TypedDict, total=False):
-    """The options of a model as they are written, for all its ids or for one of them."""
+    """The options of `app.model`, for all model ids or for one of them."""
 
     env: str | None
     gpu_mb: float
@@ -50,28 +50,30 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How one model id is run. Times are seconds."""
+    """How one model id is run. Times are in seconds."""
 
-    env: str | None = None  # a named environment; None: the node's own interpreter
-    gpu_mb: float = 0  # memory to reserve, until a measured figure is known
+    env: str | None = None  # the name of an environment; None: the node's own interpreter
+    gpu_mb: float = 0  # memory to reserve until the real use has been measured
     memory_mb: float = 0
-    idle: float = 60.0  # stays loaded for so long after its last call; 0: leaves at once, -1: stays
-    pinned: bool = False  # never evicted, never idle, loaded when the node starts
+    idle: float = 60.0  # how long it stays loaded after its last call; 0: not at all, -1: for ever
+    pinned: bool = False  # loaded when the node starts, and never unloaded
     preload: bool = False  # loaded when the node starts
-    batch: int = 1  # at most so many calls in one infer_batch
-    batch_wait: float = 0.0  # under load, wait so long for a fuller batch
+    batch: int = 1  # the most calls in one infer_batch
+    batch_wait: float = 0.0  # under load, how long to wait for a fuller batch
     concurrency: int = 1  # calls at once in one worker
     workers: int = 1  # workers of this model id
     queue: int = 100  # calls that may wait; more are refused
-    startup: float = 120.0  # from the start to ready, or since the last progress
+    startup: float = 120.0  # how long it may take to become ready, counted from its last progress
     timeout: float = 300.0  # of one call
-    kill_on_cancel: bool = False  # a cancelled call that does not end has its worker killed
-    park: bool | None = None  # keep its device memory on the host while nobody needs it; None: where that is cheaper
-    files: tuple[str, ...] = ()  # paths that must be there; without them it is unavailable. {model} is the id
+    kill_on_cancel: bool = False  # kill the worker if a cancelled call does not end
+    park: bool | None = (
+        None  # while idle, move its GPU memory to the host; None: if that is cheaper than loading it again
+    )
+    files: tuple[str, ...] = ()  # paths that must exist, or it is unavailable; {model} is the model id
 
     @property
     def connections(self) -> int:
-        """How many calls one worker can use at once. While a batch runs, the next one gathers in front of it."""
+        """How many calls one worker can take at once: with batches twice the size, so that the next one fills while one runs."""
         return self.concurrency if self.batch == 1 else 2 * self.batch
 
 
@@ -82,7 +84,7 @@ _NUMBERS = {"gpu_mb": (0, 1e9), "memory_mb": (0, 1e9), "batch_wait": (0, 10)}
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One declared model (or HTTP server), with its ids. `target` is the class; a server has `argv` instead."""
+    """A declared model or HTTP server, with its model ids. `target` is the class; a server has `argv` instead."""
 
     name: str
     target: Any
@@ -94,7 +96,7 @@ class ModelSpec:
     ready: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
-    path: str = "/"  # of a server: where a call is posted that names no other
+    path: str = "/"  # of a server: the path that calls are posted to by default
 
     @property
     def is_server(self) -> bool:
@@ -108,18 +110,18 @@ class ModelSpec:
 
     @property
     def speaks(self) -> list[str]:
-        """The methods with which it answers OpenAI's routes."""
+        """Its methods that answer OpenAI's routes."""
         from ostler.calls.openai import spoken  # noqa: PLC0415  only a node asks
 
         return spoken(self.target)
 
     @property
     def parks(self) -> bool:
-        """Whether it has `park` and `wake` of its own."""
+        """Whether the class has `park` and `wake`."""
         return hasattr(self.target, "park")
 
     def options(self, model_id: str) -> ModelOptions:
-        """How this id is run; raises NotFound for an id that is not served, BadArguments for one that cannot be."""
+        """How this id is run. Raises NotFound if it is not served, BadArguments if it is not a valid id."""
         found = self.models.get(model_id)
         if found is not None:
             return found
@@ -135,18 +137,18 @@ class ModelSpec:
         return self.common
 
     def missing(self, model_id: str) -> str | None:
-        """The first of its files that is not there."""
+        """The first of its files that does not exist."""
         named = (path.replace("{model}", model_id) for path in self.options(model_id).files)
         return next((path for path in named if not os.path.exists(path)), None)  # noqa: PTH110
 
 
 def leads_out(model_id: str) -> bool:
-    """Whether an id that nobody has listed is a path out of a directory of models, or an option of a program."""
+    """Whether an id that is not listed could be a path outside the directory of models, or an option of a program."""
     return model_id.startswith(("/", "\\", "~", "-")) or ".." in re.split(r"[/\\]", model_id)
 
 
 def seconds(value: Any, what: str) -> float:
-    """A duration: a number of seconds, or a text such as "90", "5m", "1.5h". Any negative one is -1, for ever. Raises ConfigError."""
+    """Parse a duration: a number of seconds, or text such as "90", "5m", "1.5h". Negative values mean for ever (-1). Raises ConfigError."""
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value)
@@ -158,7 +160,7 @@ def seconds(value: Any, what: str) -> float:
 
 
 def check_name(name: Any) -> str:
-    """A name that can be a pool's; raises ConfigError."""
+    """Check that it can be the name of a pool. Raises ConfigError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ConfigError(f"{name!r} cannot be the name of a model; use letters, digits, '_', '.' and '-', at most 63")
     if name in _RESERVED:
@@ -175,7 +177,7 @@ def declare(
     any_model: bool = False,
     max_models: int = 8,
 ) -> ModelSpec:
-    """A model of a class; raises ConfigError."""
+    """Declare a model that is a class. Raises ConfigError."""
     what = f"model {check_name(name)!r}"
     common = merged(what, ModelOptions(), options)
     ids = _ids(what, name, models, common, any_model=any_model)
@@ -198,7 +200,7 @@ def declare_server(
     cwd: str | None = None,
     path: str = "/",
 ) -> ModelSpec:
-    """A model that an HTTP server program serves; raises ConfigError."""
+    """Declare a model that an HTTP server program serves. Raises ConfigError."""
     what = f"server {check_name(name)!r}"
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise ConfigError(f"{what}: argv must be a list of strings, found {argv!r}")
@@ -226,7 +228,7 @@ def declare_server(
 
 
 def merged(what: str, common: ModelOptions, options: Mapping[str, Any]) -> ModelOptions:
-    """The options with these put over them; raises ConfigError."""
+    """The common options, overridden by these. Raises ConfigError."""
     if unknown := sorted(str(name) for name in options.keys() - _FIELDS.keys()):
         raise ConfigError(f"{what} has no option {unknown[0]!r}; known: {', '.join(_FIELDS)}")
     found = dataclasses.replace(common, **{name: _checked(what, name, value) for name, value in options.items()})
@@ -327,7 +329,7 @@ def _check_method(what: str, target: Any, method: str) -> None:
     try:
         signature = inspect.signature(getattr(target, method))
         signature.bind(None, None)
-    except ValueError:  # written in C: it is taken as it is
+    except ValueError:  # written in C: it has no signature to check
         return
     except TypeError:
         wanted = {"load": "model_id", "infer": "payload", "infer_batch": "payloads"}[method]
