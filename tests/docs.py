@@ -116,9 +116,12 @@ class Program:
         return bool(self.acts) or any('if __name__ == "__main__":' in block.text for block in self.declares)
 
 
+APART = ROOT / "docs" / "tutorial.md"  # several files of one app: tests/apps/test_tutorial.py runs it
+
+
 def pages() -> list[str]:
     found = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "examples").glob("*.md"))]
-    return [str(path.relative_to(ROOT)) for path in found]
+    return [str(path.relative_to(ROOT)) for path in found if path != APART]
 
 
 def blocks(page: str) -> list[Block]:

@@ -150,6 +150,7 @@ def prose(path: Path) -> str:
 
 def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
     sources = [ROOT / page for page in docs.pages()] + [
+        docs.APART,
         *(ROOT / "docs" / "decisions").glob("*.md"),
         ROOT / "CHANGELOG.md",
     ]

@@ -131,7 +131,7 @@ def test_the_jobs_of_a_queue_share_one_environment() -> None:
 
     assert (app.env_of("q"), app.env_of("p"), app.env_of("r")) == ("x", "y", None)
     for queue, env in (("q", "z"), ("q", None), ("p", "x")):
-        with pytest.raises(ConfigError, match="the workers of a queue run in one environment"):
+        with pytest.raises(ConfigError, match="all workers of a queue run in one environment"):
             app.job(queue, env=env, name="three")(lambda job: None)
     with pytest.raises(ConfigError, match="the pool of queue 'q' has env 'z', but job 'one' has env 'x'"):
         app.pool("q", env="z")
