@@ -109,7 +109,7 @@ def test_paths_in_code_count_from_the_file_that_calls() -> None:
         ("[env.a]\npython = 'python3'", "must be a version such as 3.12 or the path"),
         ("[env.a]\nrequirements = [1]", "requirements must be text or a list of texts"),
         ("[env.a]\nconstraints = ['a']", "constraints must be text, found"),
-        ("[env.a]\npath = 'x'\npython = '3.12'", "so python cannot be given with it"),
+        ("[env.a]\npath = 'x'\npython = '3.12'", "so python cannot be used with it"),
         ("[envs.a]\npython = '3.12'", "did you mean 'env'?"),
         ("[pools.a]\nenv = 3", "pools.a.env must be text"),
     ],
@@ -131,7 +131,7 @@ def test_the_jobs_of_a_queue_share_one_environment() -> None:
 
     assert (app.env_of("q"), app.env_of("p"), app.env_of("r")) == ("x", "y", None)
     for queue, env in (("q", "z"), ("q", None), ("p", "x")):
-        with pytest.raises(ConfigError, match="the workers of a queue run in one environment"):
+        with pytest.raises(ConfigError, match="all workers of a queue run in one environment"):
             app.job(queue, env=env, name="three")(lambda job: None)
     with pytest.raises(ConfigError, match="the pool of queue 'q' has env 'z', but job 'one' has env 'x'"):
         app.pool("q", env="z")

@@ -1,4 +1,4 @@
-"""Ostler: a worker runtime for heavy Python work. One lifecycle, three ways to serve, one store.
+"""Ostler: background jobs, ML models and live sessions in supervised worker processes.
 
 These are the public names. Importing them loads no third-party module.
 """
@@ -97,7 +97,7 @@ _LATER = {
 
 
 def __getattr__(name: str) -> Any:
-    """What few need is loaded when it is first asked for: a worker starts faster."""
+    """Names that few programs need are loaded on first use, so that workers start faster."""
     if name not in _LATER:
         raise AttributeError(f"module 'ostler' has no attribute {name!r}")
     import importlib  # noqa: PLC0415

@@ -1,4 +1,4 @@
-"""What a user's file declares: jobs, models, sessions, pools and commands. Importing it starts nothing and loads no third-party module."""
+"""The app: what a user's file declares (jobs, models, sessions, pools, commands). Importing it starts nothing and loads no third-party module."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ostler.sessions.spec import SessionSpec
 from ostler.task import Declare, Task, checked
 from ostler.task import rate as rate_of
 
-# Loaded where they are needed: each model's worker imports this module, and is to be there soon.
+# Loaded where they are needed: every model's worker imports this module, and should start fast.
 if TYPE_CHECKING:
     from ostler.config import EnvSettings, PoolSettings, Settings
     from ostler.jobs.awaiting import Awaiting
@@ -42,7 +42,7 @@ S = TypeVar("S", bound=Callable[..., Any])
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """A program that knows nothing of Ostler, kept running under the same lifecycle."""
+    """Any program, kept running as a worker."""
 
     name: str
     argv: tuple[str, ...]
@@ -54,7 +54,7 @@ class Command:
 
 @dataclass(eq=False)
 class Ostler(Calling):
-    """An app: the declarations of one file. `store` and `data` are defaults; ostler.toml, OSTLER_* and flags overrule them."""
+    """An app: everything that one file declares. `store` and `data` are defaults; ostler.toml, OSTLER_* variables and flags override them."""
 
     store: str | None = None
     data: str | None = None
@@ -64,7 +64,7 @@ class Ostler(Calling):
     session_pools: dict[str, SessionSpec] = field(default_factory=dict, init=False)
     pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
     envs: dict[str, EnvSettings] = field(default_factory=dict, init=False)
-    target: str = field(default="", init=False)  # by what name it was loaded
+    target: str = field(default="", init=False)  # the name that it was loaded by
     schedules: dict[str, tuple[str, str, Step[Any]]] = field(default_factory=dict, init=False, repr=False)
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
@@ -94,12 +94,18 @@ class Ostler(Calling):
     ) -> Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
-        `attempts` is how many runs in all a job that raises gets; `timeout` (seconds) kills its worker's process group;
-        higher `priority` runs first. `backoff` is (first, longest) delay between runs. `unique` makes one job of all that have the
-        same arguments (or the same of those named) while it is live, or for `unique_for` seconds. `at_once` bounds how many run at
-        once over all nodes, `per` value of that parameter. Times may be timedeltas. `cron` fires it, in time zone `zone`. `env` names the environment
-        (`app.env`) that the queue's workers run in; all jobs of a queue have the same. `gpu_mb` and `memory_mb` are the GPU and
-        host memory (MB) that the job needs: a worker of its queue is started when so much is reserved for it. It is no limit.
+        Times are seconds or a timedelta.
+
+        - `attempts`: how often it may run; a job that raises is retried until they are used up.
+        - `timeout`: how long one attempt may take; then the worker's process group is killed.
+        - `priority`: higher runs first.
+        - `backoff`: (first, longest) delay between attempts; it doubles in between.
+        - `unique`: enqueueing a job with the same arguments (or the same values of the named ones) returns the existing job until
+          that has ended, or for `unique_for`.
+        - `at_once`: how many may run at the same time across all nodes; with `per`, for each value of that parameter.
+        - `cron`: a cron expression that enqueues it, in time zone `zone`.
+        - `env`: the environment (`app.env`) that the queue's workers run in; the same for all jobs of a queue.
+        - `gpu_mb`, `memory_mb`: memory in MB that is reserved before a worker of the queue starts. It is not a limit.
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
@@ -124,7 +130,7 @@ class Ostler(Calling):
     ) -> Task[Any, Any]:
         called = name or function.__name__
         if not isinstance(called, str) or not called.isprintable() or not 0 < len(called) <= 200:
-            raise ConfigError(f"{called!r} is not usable as a job's name: 1 to 200 printable characters, please")
+            raise ConfigError(f"{called!r} cannot be a job's name; it needs 1 to 200 printable characters")
         if called in self.tasks:
             raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
         try:
@@ -150,7 +156,7 @@ class Ostler(Calling):
         return task
 
     def _check_env(self, queue: str, env: str | None, what: str, pool: PoolSettings | None) -> None:
-        """The workers of a queue run in one environment: refuse a second one."""
+        """Refuse a second environment for a queue: its workers run in one."""
         others = [(f"job {task.name!r}", task.env) for task in self.tasks.values() if task.queue == queue]
         named = pool.env if pool else None
         if named is not None:  # it speaks for jobs that name none
@@ -159,12 +165,12 @@ class Ostler(Calling):
         for who, has in others:
             if has != env:
                 raise ConfigError(
-                    f"{what} of queue {queue!r} has {_named(env)}, but {who} has {_named(has)}: the workers of a queue run in one "
-                    "environment; give all jobs of the queue the same env, or the job another queue"
+                    f"{what} of queue {queue!r} has {_named(env)}, but {who} has {_named(has)}: all workers of a queue run in one "
+                    "environment; give all jobs of the queue the same env, or use another queue"
                 )
 
     def env_of(self, queue: str) -> str | None:
-        """The environment that the code names for a queue's workers, on its pool or on its jobs."""
+        """The environment that the code sets for a queue's workers, on its pool or its jobs."""
         pool = self.pools.get(queue)
         named = (task.env for task in self.tasks.values() if task.queue == queue and task.env)
         return (pool.env if pool else None) or next(named, None)
@@ -182,10 +188,10 @@ class Ostler(Calling):
         installer: str | None = None,
         path: str | Path | None = None,
     ) -> str:
-        """Describe a virtual environment for jobs and models that cannot share the node's own; returns its name.
+        """Declare a virtual environment for jobs and models that cannot use the node's own; returns its name.
 
-        `ostler env build NAME --app APP` builds it. Relative paths count from the directory of the calling file. A table
-        `[env.<name>]` in ostler.toml overrules what is given here, key by key.
+        `ostler env build NAME --app APP` builds it. Relative paths are relative to the directory of the calling file. Keys of a table
+        `[env.<name>]` in ostler.toml override what is given here.
         """
         if name in self.envs:
             raise ConfigError(f"two environments are named {name!r}")
@@ -198,15 +204,15 @@ class Ostler(Calling):
         return name
 
     def cron(self, name: str, spec: str, step: Step[Any], *, zone: str = "UTC") -> None:
-        """Store that step whenever the cron expression fires in the time zone. Several nodes fire it once; what was missed while none
-        ran is made up for once.
+        """Enqueue the step whenever the cron expression matches in the time zone: once, however many nodes there are. If runs were missed
+        because no node was running, one run makes up for all of them.
         """
         if name in self.schedules:
             raise ConfigError(f"two schedules are named {name!r}")
         self.schedules[name] = (spec, zone, step)
 
     def queue(self, name: str, *, at_once: int | None = None, rate: str | None = None) -> None:
-        """Limits of a queue over all nodes: how many run at once, and how many begin per time ("10/s", "100/m", "1000/h")."""
+        """Limit a queue across all nodes: how many jobs run at the same time, and how many start per time ("10/s", "100/m", "1000/h")."""
         if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
             raise ConfigError(f"queue {name!r}: at_once must be a whole number from 1, found {at_once!r}")
         self.queues[pool_name(name)] = (at_once, None if rate is None else rate_of(name, rate))
@@ -219,8 +225,9 @@ class Ostler(Calling):
         into: str | None = None,
         connection: Any = None,
     ) -> BatchId[R]:
-        """Store jobs that belong together, all or none. When the last of them has ended, `then` is stored once; its parameter `into`
-        gets {"batch", "total", "failed"}: `find_batch` reads the results by that number. `connection`: in its transaction.
+        """Enqueue several jobs together, all or none. When the last of them has ended, `then` is enqueued once; its parameter `into`
+        gets {"batch": number, "total": …, "failed": …}, and `find_batch(number)` reads the results. With `connection`, the batch is stored in
+        that connection's transaction.
         """
         return store_batch(self, steps, then, into, connection)
 
@@ -232,24 +239,24 @@ class Ostler(Calling):
         into: str | None = None,
         connection: Any = None,
     ) -> BatchId[R]:
-        """`batch` without blocking the event loop."""
+        """Like `batch`, without blocking the event loop."""
         return await store_batch_async(self, steps, then, into, connection)
 
     def find(self, job: int) -> JobId[Any]:
-        """The job with this id, of whichever task, to ask for its status or wait for its result. Raises NotFound."""
+        """Find a job by its id, to read its status or wait for its result. Raises NotFound."""
         found = JobId[Any].of(self, job)
         found.info()
         return found
 
     def find_batch(self, batch: int) -> BatchId[Any]:
-        """The batch with this number, to read the results of its jobs. Raises NotFound."""
+        """Find a batch by its number, to read the results of its jobs. Raises NotFound."""
         found = BatchId[Any].of(self, batch)
         found.info()
         return found
 
     def wake(self) -> None:
-        """Let the nodes look for jobs now. After the commit of an SQLite transaction in which jobs were stored with `connection=`:
-        there nobody is told by the commit, and the node would find them with its next poll.
+        """Let the nodes look for new jobs now. Call it after you have committed a SQLite transaction in which jobs were enqueued with
+        `connection=`; otherwise the node finds them with its next poll (`poll_interval`). On PostgreSQL the commit wakes the nodes.
         """
         self.producer.wake()
 
@@ -268,8 +275,8 @@ class Ostler(Calling):
         high_watermark: int | None = None,
         env: str | None = None,
     ) -> None:
-        """Size and limits of the workers of a queue (or command), and the environment that a queue's workers run in; ostler.toml,
-        environment and flags overrule them.
+        """Set the number and limits of the workers of a queue or command, and the environment of a queue's workers. ostler.toml,
+        environment variables and flags override them. docs/settings.md explains each one.
         """
         from ostler.config import PoolSettings  # noqa: PLC0415
 
@@ -301,11 +308,11 @@ class Ostler(Calling):
         cwd: str | None = None,
         **limits: Any,
     ) -> None:
-        """Keep a program running that knows nothing of Ostler.
+        """Keep any program running as a worker.
 
-        `ready` is tcp://host:port, http://host:port/path, line:REGEX of its output, or None: alive is ready. The first two also
-        tell about its health from then on. `{port}` in argv, env and ready is a free port for each worker, `{n}` its number.
-        `limits` are those of `app.pool`.
+        `ready` says when it is ready: tcp://host:port, http://host:port/path, line:REGEX for a line of its output, or None for as soon as
+        it runs. The first two are also checked afterwards, as health checks. `{port}` in argv, env and ready is replaced by a free port for each
+        worker, `{n}` by its number. `limits` are those of `app.pool`.
         """
         from ostler.lifecycle import probe  # noqa: PLC0415
 
@@ -318,7 +325,7 @@ class Ostler(Calling):
             number = signals.Signals[drain_signal].value
         except KeyError:
             raise ConfigError(
-                f"command {name!r}: {drain_signal!r} is not a signal; write a name such as SIGTERM"
+                f"command {name!r}: {drain_signal!r} is not a signal; use a name such as SIGTERM"
             ) from None
         self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
         self.pool(name, workers=workers, **limits)
@@ -332,11 +339,11 @@ class Ostler(Calling):
         max_models: int = 8,
         **options: Unpack[Options],
     ) -> Callable[[C], C]:
-        """Declare a model: a class with `load(model_id)` and `infer(payload)`, which is loaded with the first call and stays warm.
+        """Declare a model: a class with `load(model_id)` and `infer(payload)`. The first call loads it, and it stays loaded for further calls.
 
-        `models` lists the ids that it serves, or gives options by id; without it the one id is `name`. `any_model` takes every id,
-        at most `max_models` of them at once. docs/models.md explains the options: env, gpu_mb, memory_mb, idle, pinned, batch,
-        batch_wait, concurrency, workers, queue, startup, timeout, kill_on_cancel.
+        `models` lists the model ids that the class serves, or maps ids to options; the default is one id, `name`. `any_model` accepts every id,
+        with at most `max_models` loaded at once. docs/models.md explains the options: env, gpu_mb, memory_mb, idle, pinned, preload, batch,
+        batch_wait, concurrency, workers, queue, startup, timeout, kill_on_cancel, park, files.
         """
 
         def declare(target: C) -> C:
@@ -347,7 +354,7 @@ class Ostler(Calling):
             return target
 
         if not isinstance(name, str):
-            raise ConfigError('write @app.model("name") with the name of the model')
+            raise ConfigError('write @app.model("name"): the model needs a name')
         return declare
 
     def server(
@@ -364,11 +371,11 @@ class Ostler(Calling):
         path: str = "/",
         **options: Unpack[Options],
     ) -> None:
-        """Declare a model that any HTTP server program serves (llama-server, vLLM, TEI…), with the options of `app.model`.
+        """Declare a model that is served by an HTTP server program such as llama-server, vLLM or TEI, with the options of `app.model`.
 
-        `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{model}` the model's id, `{n}` the
-        worker's number. `ready` is http:/path or tcp: there, or one of the probes of `app.command`. `variables` are put into its environment.
-        A call is posted to its `path`; `/api/v1/calls/NAME/any/path` reaches any other.
+        In argv, variables and ready, `{port}` is replaced by a free port, `{socket}` by the path of a Unix socket, `{model}` by the model id
+        and `{n}` by the worker's number. `ready` is http:/path or tcp: on that port or socket, or one of the probes of `app.command`. `variables` are
+        added to its environment. Calls are posted to `path`; `/api/v1/calls/NAME/any/path` reaches any other path.
         """
         self._check_free(name)
         self.models[name] = models_of.declare_server(
@@ -392,10 +399,10 @@ class Ostler(Calling):
         limits: Mapping[str, Any] | None = None,
         **options: Unpack[SessionOptions],
     ) -> Callable[[S], S]:
-        """Declare a pool whose workers hold sessions: long-lived connections, which clients open at `ws://NODE/sessions/NAME`.
+        """Declare a pool whose workers serve sessions: long-lived connections that clients open at `ws://NODE/sessions/NAME`.
 
-        The decorated class has `start(self, worker)`, which returns the worker's endpoint, and where needed `open`, `close`, `probe`,
-        `view` and `stop`; an async function that yields its endpoint is the short form. docs/sessions.md explains the options: slots,
+        Decorate a class with `start(self, worker)`, which returns the worker's endpoint, and optionally `open`, `close`, `probe`, `view` and
+        `stop`; or, for short, an async function that yields its endpoint. docs/sessions.md explains the options: slots,
         lifetime, margin, line, line_wait, idle, longest, ping, drain, probe, slow_ms, sticky, redirect, protocol, serves, versions,
         product, memory_mb, env. `limits` are those of `app.pool`, such as `recycle_age`.
         """
@@ -407,7 +414,7 @@ class Ostler(Calling):
             return target
 
         if not isinstance(name, str):
-            raise ConfigError('write @app.sessions("name") with the name of the pool')
+            raise ConfigError('write @app.sessions("name"): the pool needs a name')
         return declare
 
     def endpoint(
@@ -423,10 +430,11 @@ class Ostler(Calling):
         limits: Mapping[str, Any] | None = None,
         **options: Unpack[SessionOptions],
     ) -> None:
-        """Declare a pool of sessions that any program serves over WebSocket (or TCP), with the options of `app.sessions`.
+        """Declare a pool of sessions that are served by any program that speaks WebSocket or TCP, with the options of `app.sessions`.
 
-        `{port}` in argv, variables and ready is a free port, `{socket}` the path of a Unix socket, `{n}` the worker's number. `ready` is
-        http:/path or tcp: there, or one of the probes of `app.command`. `path` is where it takes the upgrade.
+        In argv, variables and ready, `{port}` is replaced by a free port, `{socket}` by the path of a Unix socket and `{n}` by the worker's
+        number. `ready` is http:/path or tcp: on that port or socket, or one of the probes of `app.command`. `path` is where the program accepts
+        the WebSocket upgrade.
         """
         self._check_free(name)
         self.session_pools[name] = sessions_of.declare_program(
@@ -435,7 +443,7 @@ class Ostler(Calling):
         self.pool(name, workers=workers, **(limits or {}))
 
     def _check_free(self, name: str) -> None:
-        """A name of a pool is used once: by a queue, a command, a model or sessions."""
+        """Refuse a pool name that a queue, command, model or session pool already has."""
         if kind := self._taken(name):
             raise ConfigError(f"{name!r} is already the name of {kind}")
         if any(task.queue == name for task in self.tasks.values()):
@@ -450,19 +458,19 @@ class Ostler(Calling):
         return next((kind for kind, names in taken.items() if name in names), None)
 
     def on_start(self, queue: str | None = None) -> Callable[[S], S]:
-        """Run the function once in each worker of the queue (None: of every queue) before its first job: load a model, open a pool of
-        connections. Plain or async. A worker whose function raises does not become ready, which counts as a crash.
+        """Run the function once in each worker of the queue (None: of every queue) before its first job, for example to load a model or open
+        a connection pool. It may be async. If it raises, the worker does not become ready, which counts as a crash.
         """
         return self.hooks.adding(self.hooks.starting, queue, "on_start")
 
     def on_stop(self, queue: str | None = None) -> Callable[[S], S]:
-        """Run the function once in each worker of the queue (None: of every queue) before it exits, also when it is recycled; not when
-        it is killed. Plain or async. What it raises is logged.
+        """Run the function once in each worker of the queue (None: of every queue) before it exits or is replaced, but not when it is killed
+        or crashes. It may be async. Exceptions are logged.
         """
         return self.hooks.adding(self.hooks.stopping, queue, "on_stop")
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Add routes of the app's own to the node's HTTP server: a function that takes an `ostler.web.extend.NodeApi` and returns a
+        """Add your own routes to the node's HTTP server: decorate a function that takes an `ostler.web.extend.NodeApi` and returns a
         FastAPI `APIRouter`. It is called once, in the node, before the node listens; workers never call it.
         """
         self.routes.append(factory)
@@ -470,7 +478,7 @@ class Ostler(Calling):
 
     @property
     def producer(self) -> Producer:
-        """Stores jobs for this app; made when it is first used. Raises ConfigError while an app is loaded."""
+        """Enqueues jobs for this app; created on first use. Raises ConfigError while an app is being loaded."""
         loading.refuse()
         if self._producer is None:
             from ostler.jobs.producer import Producer  # noqa: PLC0415
@@ -480,7 +488,7 @@ class Ostler(Calling):
 
     @property
     def awaiting(self) -> Awaiting:
-        """Waits for jobs of this app; made when it is first used."""
+        """Waits for jobs of this app; created on first use."""
         producer = self.producer
         if self._awaiting is None or self._awaiting.producer is not producer:
             from ostler.jobs.awaiting import Awaiting  # noqa: PLC0415
@@ -493,7 +501,7 @@ class Ostler(Calling):
         self._node = settings
 
     def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
-        """The settings as this process sees them."""
+        """The settings that apply in this process."""
         if self._node is not None and flags is None and file is None:
             return self._node
         from ostler import config  # noqa: PLC0415
@@ -506,9 +514,9 @@ def _named(env: str | None) -> str:
 
 
 def load(target: str) -> Ostler:
-    """The app that `path/to/file.py`, `package.module` or either with `:name` names; raises ConfigError with the cause.
+    """Load the app from `path/to/file.py`, `package.module` or either with `:name`. Raises ConfigError with the cause.
 
-    Loading stores nothing: a call of `enqueue` in the file itself is a ConfigError.
+    Loading must not enqueue anything: a call of `enqueue` at the top level of the file raises ConfigError.
     """
     found = loading.find(target, Ostler)
     found.target = target

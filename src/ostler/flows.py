@@ -1,4 +1,4 @@
-"""Steps, chains and batches: jobs that follow on jobs. Standard library alone."""
+"""Steps, chains and batches: jobs that follow other jobs. Standard library only."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ T = TypeVar("T")
 
 
 class Step(Generic[R_co]):
-    """A job to be: `task.s(…)`. Checked when it is stored."""
+    """A job that is not stored yet, made by `task.s(…)`. Its arguments are checked when it is stored."""
 
     def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._app, self._row, self._args, self._options = app, row, args, dict(options)
         self.connection: Any = self._options.pop("connection", None)
 
     def then(self, step: Step[T], into: str | None = None) -> Chain[T]:
-        """Go on with that step when this one is done; `into` names the parameter that takes this one's result."""
+        """Continue with that step when this one is done. `into` names its parameter that receives this step's result."""
         return Chain([(self, None)]).then(step, into)
 
     def enqueue(self, connection: Any = None) -> JobId[R_co]:
-        """Store it alone; with a `connection`, in its transaction."""
+        """Store it as a job; with `connection`, in that connection's transaction."""
         chosen = _chosen(connection, self.connection)
         stored = self._app.producer.enqueue([self.prepared()], chosen)
         return JobId.of(self._app, stored[0], guest=chosen is not None)
 
     async def enqueue_async(self, connection: Any = None) -> JobId[R_co]:
-        """`enqueue` without blocking the event loop."""
+        """Like `enqueue`, without blocking the event loop."""
         chosen = _chosen(connection, self.connection)
         stored = await self._app.producer.enqueue_async([self.prepared()], chosen)
         return JobId.of(self._app, stored[0], guest=chosen is not None)
 
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
-        """The job to store; raises InputError."""
+        """The job to store. Raises InputError."""
         limit = self._app.producer.settings.max_payload
         row = self._row
         from ostler.jobs.producer import prepare  # noqa: PLC0415  loads much that a model's worker does not need
@@ -48,23 +48,23 @@ class Step(Generic[R_co]):
         return prepare({row["name"]: row}, row["name"], self._args, limit, into=into, **{**self._options, **more})
 
     def waiting(self, into: str | None = None) -> dict[str, Any]:
-        """As it waits in a chain, batch or schedule: a delay counts from when it is stored, not from now."""
+        """The form in which it waits in a chain, batch or schedule: its delay starts when it is enqueued, not now."""
         from ostler.store.flows import step_of  # noqa: PLC0415
 
         self.without_connection()
         if self._options.get("run_at") is not None:
             raise BadArguments(
-                f"task {self._row['name']!r}: run_at is a fixed time; a step that waits can only have a delay"
+                f"task {self._row['name']!r}: a step that waits for others cannot have run_at, which is a fixed time; use delay"
             )
         self.prepared(into)  # all checks, the delay's too
         return step_of(self.prepared(into, delay=None), into, self._options.get("delay"))
 
     def without_connection(self) -> Step[R_co]:
-        """Itself, as a part of something that is stored as a whole; raises BadArguments when it has a connection of its own."""
+        """Itself, as part of a chain, batch or schedule. Raises BadArguments if it has its own connection."""
         if self.connection is not None:
             raise BadArguments(
-                f"task {self._row['name']!r}: a step of a chain, batch or schedule has no connection of its own; "
-                "give it to enqueue(connection=…) or batch(…, connection=…), which store the whole"
+                f"task {self._row['name']!r}: a step of a chain, batch or schedule cannot have its own connection; "
+                "pass it to enqueue(connection=…) or batch(…, connection=…) instead"
             )
         return self
 
@@ -75,26 +75,26 @@ class Step(Generic[R_co]):
 
 
 class Chain(Generic[R_co]):
-    """Steps one after another. If one fails for good, those behind it are not stored."""
+    """Steps that run one after another. If a step fails for good, the steps after it are not enqueued."""
 
     def __init__(self, steps: list[tuple[Step[Any], str | None]]) -> None:
         self._steps = steps
 
     def then(self, step: Step[T], into: str | None = None) -> Chain[T]:
         if not isinstance(step, Step):
-            raise BadArguments(f"a chain goes on with one step, such as task.s(…), found {type(step).__name__}")
+            raise BadArguments(f"then() takes one step, such as task.s(…), found {type(step).__name__}")
         return Chain([*self._steps, (step, into)])
 
     def enqueue(self, connection: Any = None) -> JobId[R_co]:
-        """Store the first step with all that follows; its id, whose `result` is that of the last step. With a `connection`, in its
-        transaction.
+        """Store the chain and return the id of its first job; its `result()` is the result of the last step. With `connection`, the chain is
+        stored in that connection's transaction.
         """
         app, chosen = self._app, _chosen(connection, self._steps[0][0].connection)
         stored = app.producer.enqueue([self.prepared()], chosen)
         return JobId.of(app, stored[0], chain=True, guest=chosen is not None)
 
     async def enqueue_async(self, connection: Any = None) -> JobId[R_co]:
-        """`enqueue` without blocking the event loop."""
+        """Like `enqueue`, without blocking the event loop."""
         app, chosen = self._app, _chosen(connection, self._steps[0][0].connection)
         stored = await app.producer.enqueue_async([self.prepared()], chosen)
         return JobId.of(app, stored[0], chain=True, guest=chosen is not None)
@@ -104,7 +104,7 @@ class Chain(Generic[R_co]):
         return self._steps[0][0]._app  # noqa: SLF001
 
     def without_connection(self) -> Chain[R_co]:
-        """Itself, as a part of a batch."""
+        """Itself, as part of a batch."""
         self._steps[0][0].without_connection()
         return self
 

@@ -1,4 +1,4 @@
-"""A declared job, as a user's file has it: what can be called, stored and put into flows. Loads no third-party module."""
+"""A declared job: it can be called, enqueued, and used in chains and batches. Loads no third-party module."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ T = TypeVar("T")
 
 
 class Task(Generic[P, R_co]):
-    """A declared job. Calling it runs the function here and now; `enqueue` stores a job for the workers.
+    """A declared job. `enqueue` stores a job for the workers; calling the task runs the plain function in this process.
 
-    For type checkers it has the function's parameters and what the function returns: of an async one a coroutine, of which ids and
-    steps have the result.
+    Type checkers see the function's parameters and its return type; for an async function, ids and steps have the type that it
+    returns when awaited.
     """
 
     def __init__(self, app: Ostler, function: Callable[..., R_co], row: dict[str, Any], env: str | None = None) -> None:
@@ -45,7 +45,7 @@ class Task(Generic[P, R_co]):
         self._options: dict[str, Any] = {}
 
     def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """The plain function: no queue, no worker."""
+        """Call the plain function, without queue or worker."""
         return self.function(job, *args, **kwargs)
 
     @overload
@@ -57,10 +57,10 @@ class Task(Generic[P, R_co]):
     @overload
     def enqueue(self, *args: Any, connection: Any, **kwargs: Any) -> JobId[R_co]: ...
     def enqueue(self, *args: Any, **kwargs: Any) -> JobId[Any]:
-        """Store a job; when this returns, it survives a power cut. Raises InputError or StoreBusy; then nothing was stored.
+        """Store a job for the workers. When this returns, the job is on disk. If it raises InputError or StoreBusy, nothing was stored.
 
-        Of a unique job that is already there, the id of that one. With `connection=`, the job is stored in the transaction of that
-        connection: it appears with the commit, or not at all. (Where the task has a parameter of that name: `options(connection=…)`.)
+        If a unique job with the same key exists, its id is returned. With `connection=`, the job is stored in that connection's
+        transaction and becomes visible when you commit. (If the task has a parameter named `connection`, use `options(connection=…)`.)
         """
         return self._step(args, kwargs).enqueue()
 
@@ -71,7 +71,7 @@ class Task(Generic[P, R_co]):
     @overload
     def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[R_co]]: ...
     def enqueue_many(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[Any]]:
-        """Store a job for each set of arguments, thousands in one transaction: all or none. `connection`: in its transaction."""
+        """Store a job for each dict of arguments in one transaction, all or none; with `connection`, in that connection's transaction."""
         prepared, connection = self._many(many, connection)
         stored = self._app.producer.enqueue(prepared, connection) if prepared else []
         return [JobId.of(self._app, job, guest=connection is not None) for job in stored]
@@ -85,7 +85,7 @@ class Task(Generic[P, R_co]):
         self, many: Iterable[dict[str, Any]], *, connection: Any = None
     ) -> list[JobId[R_co]]: ...
     async def enqueue_many_async(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> list[JobId[Any]]:
-        """`enqueue_many` without blocking the event loop."""
+        """Like `enqueue_many`, without blocking the event loop."""
         loading.refuse()  # here, where the caller's line is known
         prepared, connection = self._many(many, connection)
         stored = await self._app.producer.enqueue_async(prepared, connection) if prepared else []
@@ -106,15 +106,15 @@ class Task(Generic[P, R_co]):
     @overload
     def s(self, **kwargs: Any) -> Step[R_co]: ...
     def s(self, *args: Any, **kwargs: Any) -> Step[Any]:
-        """A step with these arguments, for chains, batches and schedules. The argument that takes the result of the step before it
-        (`into`) is left out.
+        """Return a step with these arguments, for chains, batches and schedules. Leave out the argument that `into` fills with the
+        previous step's result.
         """
         return Step(self._app, self.row, self._bound(args, kwargs), self._options)
 
     def options(self, **options: Unpack[JobOptions]) -> Task[P, R_co]:
-        """The same task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max;
-        and `connection`, in whose transaction the job is stored. Times are seconds or a timedelta, `run_at` is a datetime or
-        milliseconds UTC.
+        """Return this task with other options: attempts, timeout, priority, delay, run_at, unique_key, unique_for, limit_key, limit_max,
+        and `connection` (the job is stored in its transaction). Times are seconds or a timedelta; `run_at` is a datetime with a time zone
+        or milliseconds UTC.
         """
         given = plain(f"task {self.name!r}", options)
         check(f"task {self.name!r}", {name: value for name, value in given.items() if name != "connection"})
@@ -133,7 +133,7 @@ class Task(Generic[P, R_co]):
     @overload
     async def enqueue_async(self, *args: Any, connection: Any, **kwargs: Any) -> JobId[R_co]: ...
     async def enqueue_async(self, *args: Any, **kwargs: Any) -> JobId[Any]:
-        """`enqueue` without blocking the event loop; a `connection` must be an async one."""
+        """Like `enqueue`, without blocking the event loop. A `connection` must be an async one."""
         loading.refuse()  # here, where the caller's line is known
         return await self._step(args, kwargs).enqueue_async()
 
@@ -172,12 +172,12 @@ _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 def rate(name: str, text: str) -> float:
     count, _, unit = text.partition("/") if isinstance(text, str) else ("", "", "")
     if not (count.strip().isascii() and count.strip().isdigit()) or int(count) < 1 or unit.strip() not in _UNITS:
-        raise ConfigError(f"queue {name!r}: rate {text!r} is not one; write a number per s, m, h or d, such as 100/m")
+        raise ConfigError(f"queue {name!r}: {text!r} is not a rate; write a number per s, m, h or d, such as 100/m")
     return int(count) / _UNITS[unit.strip()]
 
 
 def checked(task: str, policy: dict[str, Any], parameters: signature.Parameters) -> dict[str, Any]:
-    """The policy as it is stored; raises ConfigError."""
+    """The policy in the form in which it is stored. Raises ConfigError."""
     names = {p["name"] for p in parameters}
     unique, per, backoff, at_once = (policy[k] for k in ("unique", "per", "backoff", "at_once"))
     if isinstance(unique, str) or unique == []:
@@ -195,7 +195,7 @@ def checked(task: str, policy: dict[str, Any], parameters: signature.Parameters)
     if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
         raise ConfigError(f"job {task!r}: at_once must be a whole number from 1, found {at_once!r}")
     if per is not None and at_once is None:
-        raise ConfigError(f"job {task!r}: per={per!r} says for what; add at_once=… to say how many")
+        raise ConfigError(f"job {task!r}: per={per!r} needs at_once=…, the number of jobs per value")
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9
     ):

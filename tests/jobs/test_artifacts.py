@@ -239,8 +239,9 @@ def test_what_cannot_be_had_from_another_node_is_told_with_what_to_do(pair: Pair
         pytest.raises(Unreachable, match="set results to a place that all nodes share"),
     ):
         app.find(job).artifacts()[0].open()
-    (pair.n2.folder / "results" / "far" / "letters.txt").unlink()
-    status, _, body = fetch(pair.n1, "/api/v1/artifacts/far/letters.txt")
+    run(pair.n1, "publish", key="far/deleted.txt")
+    (pair.n2.folder / "results" / "far" / "deleted.txt").unlink()
+    status, _, body = fetch(pair.n1, "/api/v1/artifacts/far/deleted.txt")
     assert (status, json.loads(body)["error"]["code"]) == (404, "NOT_FOUND")
     assert fetch(pair.n1, "/api/v1/artifacts/far/none.txt")[0] == 404
 

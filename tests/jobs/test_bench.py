@@ -101,6 +101,20 @@ def test_the_clock_is_the_tests_own() -> None:
         assert bench.job(snoozed)["result"] == "now"
 
 
+def test_what_the_code_under_test_has_enqueued() -> None:
+    with Bench(work.app) as bench:
+        work.add.enqueue(a=1)  # as the code under test would
+        work.add.options(delay=60).enqueue(a=2)
+        bench.enqueue(work.fails)
+        assert bench.enqueued(work.add) == [{"a": 1}, {"a": 2}]
+        assert len(bench.enqueued()) == 3
+        bench.run()
+        assert bench.enqueued(work.add) == [{"a": 2}]
+        bench.advance(61)  # its delay counts by the bench's clock
+        bench.run()
+        assert bench.enqueued(work.add) == []
+
+
 def test_failures_and_schedules() -> None:
     with Bench(app) as bench:
         job = bench.enqueue(never)

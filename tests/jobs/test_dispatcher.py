@@ -163,7 +163,7 @@ def test_a_timeout_that_came_too_late_does_not_stick_to_the_next_job(run) -> Non
         desk.dispatcher.heard(worker, ["done", first, 1, "1"])  # it had finished after all
         assert desk.dispatcher.gone(worker, Exit("job-timeout", "asked", -9, "SIGKILL")).item == f"job:{second}"
         await desk.turn()
-        assert desk.status(first, second) == [("done", 1, 0), ("queued", 1, 0)]
+        assert desk.status(first, second) == [("done", 1, 0), ("queued", 0, 0)]
         assert "aborted:shutdown" in [e["name"] for e in desk.store.jobs.events(second)]
 
     run(scenario)
@@ -250,7 +250,7 @@ def test_a_cancel_whose_sigterm_crosses_the_jobs_end_blames_neither_worker_nor_t
         assert (end.reason, end.kind) == ("cancelled", "asked")
         desk.dispatcher.gone(worker, end)
         await desk.turn()
-        assert desk.status(first, second) == [("done", 1, 0), ("queued", 1, 0)]
+        assert desk.status(first, second) == [("done", 1, 0), ("queued", 0, 0)]
 
     run(scenario)
 

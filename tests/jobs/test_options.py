@@ -115,7 +115,7 @@ def test_chains_and_callbacks_take_single_steps() -> None:
         task.s().then(task.s().then(task.s()))
     with pytest.raises(BadArguments, match="one step"):
         app.batch([task.s()], then=task.s().then(task.s()))
-    with pytest.raises(BadArguments, match="run_at is a fixed time"):
+    with pytest.raises(BadArguments, match="cannot have run_at"):
         task.s().then(task.options(run_at=5).s()).prepared()
 
 
@@ -138,7 +138,7 @@ def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
 
 @pytest.mark.parametrize("name", ["\ud800", "a\nb", "x" * 201, 7])
 def test_a_name_that_cannot_be_shown_is_refused(name: object) -> None:
-    with pytest.raises(ConfigError, match="not usable as a job's name"):
+    with pytest.raises(ConfigError, match="cannot be a job's name"):
         Ostler().job(queue="q", name=name)(lambda job: None)  # type: ignore[arg-type]
 
 

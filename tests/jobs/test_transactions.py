@@ -335,7 +335,9 @@ def test_steps_inside_a_chain_or_batch_have_no_connection_of_their_own(shop: Mod
             lambda: shop.app.batch([own.then(shop.double.s(), into="x")]),
             lambda: shop.app.batch([], then=own),
         ):
-            with pytest.raises(BadArguments, match="a step of a chain, batch or schedule has no connection of its own"):
+            with pytest.raises(
+                BadArguments, match="a step of a chain, batch or schedule cannot have its own connection"
+            ):
                 wrong()
         own.then(shop.double.s(), into="x").enqueue()  # the first one's is the chain's
         assert jobs_of(shop) == []

@@ -37,6 +37,7 @@ _COMMANDS = {
     "top": "top",
     "schedules": "schedules",
     "env": "env",
+    "music": "music",
     "token": "token",
     "doctor": "doctor",
     "migrate": "migrate",

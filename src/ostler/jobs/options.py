@@ -24,7 +24,7 @@ class Option(NamedTuple):
 
 
 OPTIONS: dict[str, Option] = {
-    "attempts": Option(int, "runs in all", "a whole number from 1 to 1000", 1, 1000),
+    "attempts": Option(int, "how many attempts it gets", "a whole number from 1 to 1000", 1, 1000),
     "timeout": Option(float, "seconds until its worker is killed", "more than 0 seconds", 1e-9, 1e9),
     "priority": Option(int, "higher runs first", "a whole number from -1000000 to 1000000", -1_000_000, 1_000_000),
     "delay": Option(float, "seconds from now", "a number of seconds from 0", 0, 1e9),

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ostler")
 T = TypeVar("T")
+clock: Callable[[], int] | None = None  # a clock of its own (ms UTC): a test's that moves it
 
 
 def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
@@ -67,7 +68,13 @@ def _new_job() -> type[NewJob]:
 def at_of(options: Mapping[str, Any]) -> int | None:
     """When the job may run (ms UTC): `delay` seconds from now, or `run_at`."""
     delay = options.get("delay")
-    return options.get("run_at") if delay is None else time.time_ns() // 1_000_000 + int(delay * 1000)
+    if delay is None:
+        return options.get("run_at")
+    return (time.time_ns() // 1_000_000 if clock is None else clock()) + int(delay * 1000)
+
+
+def _now(store: Store) -> int:
+    return store.now() if clock is None else clock()
 
 
 def _check_waiting(task: str, policy: Mapping[str, Any], waiting: str | None) -> None:
@@ -165,7 +172,7 @@ class Producer:
             from ostler.jobs import foreign  # noqa: PLC0415
 
             return foreign.enqueue(self.settings, connection, jobs).jobs
-        return self._patiently(lambda store: store.jobs.enqueue(jobs, store.now()))
+        return self._patiently(lambda store: store.jobs.enqueue(jobs, _now(store)))
 
     async def enqueue_async(self, jobs: Sequence[NewJob], connection: Any = None) -> list[int]:
         """`enqueue` without blocking the event loop; a connection must be an async one."""
@@ -185,7 +192,7 @@ class Producer:
             from ostler.jobs import foreign  # noqa: PLC0415
 
             return _pair(foreign.batch(self.settings, connection, jobs, callback))
-        return self._patiently(lambda store: store.jobs.flows.batch(jobs, callback, store.now()))
+        return self._patiently(lambda store: store.jobs.flows.batch(jobs, callback, _now(store)))
 
     def read(self, work: Callable[[Store], T]) -> T:
         """What the work finds in the store. Raises StoreBusy when the store was away for all of `store_patience`."""
@@ -193,7 +200,7 @@ class Producer:
 
     def cancel(self, job: int) -> str:
         """Cancel a job, and wake the node; the status that it had. Raises NotFound or Conflict."""
-        found = self._patiently(lambda store: store.jobs.cancel(job, store.now()))
+        found = self._patiently(lambda store: store.jobs.cancel(job, _now(store)))
         self.wake()
         return found
 

@@ -90,7 +90,8 @@ class _Tags:
         small = picture.resize([max(side, round(length * scale)) for length in picture.size])
         left, top = ((length - side) // 2 for length in small.size)
         pixels = np.asarray(small.crop((left, top, left + side, top + side)), dtype=np.float32) / 255
-        pixels = (pixels - np.float32([0.485, 0.456, 0.406])) / np.float32([0.229, 0.224, 0.225])
+        mean, deviation = np.array([[0.485, 0.456, 0.406], [0.229, 0.224, 0.225]], dtype=np.float32)
+        pixels = (pixels - mean) / deviation
         with self._torch.inference_mode():
             found = self._model(self._torch.from_numpy(pixels.transpose(2, 0, 1)[None]).to(self._device))[0].softmax(-1)
         scores, classes = found.topk(_TAGS)

@@ -1,0 +1,48 @@
+from pathlib import Path
+
+import pytest
+from highlights import Highlights
+from reader import app, report
+
+from ostler import JobFailed
+from ostler.testing import Bench, kill_at
+
+
+@pytest.fixture
+def book(tmp_path: Path) -> str:
+    path = tmp_path / "book.txt"
+    path.write_text("The cat sat. The dog ran.\nThe cat ran.\n")
+    return str(path)
+
+
+def test_words_are_counted(book: str) -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(report, path=book)
+        bench.run()
+        assert job.result()["words"] == 9
+        assert "counted" in bench.events(job)
+
+
+def test_a_report_survives_a_crash(book: str) -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(report, path=book)
+        with kill_at("counted"):  # the worker is killed when the job reports this event
+            bench.run()
+        assert job.status() == "queued"
+        bench.run()
+        assert job.result()["words"] == 9
+
+
+def test_a_missing_file_fails_without_a_retry() -> None:
+    with Bench(app) as bench:
+        job = bench.enqueue(report, path="nowhere.txt")
+        bench.run()
+        with pytest.raises(JobFailed, match=r"NO_FILE: nowhere\.txt does not exist"):
+            job.result()
+
+
+def test_highlights_come_in_the_order_of_the_text() -> None:
+    model = Highlights()
+    model.load("highlights")
+    text = "Birds sing. Horses graze. Horses like apples. It rained. Horses like carrots."
+    assert model.infer({"text": text}) == ["Horses graze.", "Horses like apples.", "Horses like carrots."]

@@ -1,0 +1,367 @@
+"""A library's rows and how a scan brings them up to date: two streams in one order, files and rows, are compared side by side.
+
+Nothing is written for a file that is as its row says. What is new, changed, moved or gone is written in small transactions, each with
+the path that the scan has reached: a scan that is killed goes on there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
+
+from ostler.apps.music.tables import AT_ONCE, Tables, libraries, now_ms, problems, shown, tracks
+from ostler.apps.music.walk import File, Problem, Walk, ignoring, said
+
+_PAGE = 5_000  # rows read at once
+_EVERY = 10_000  # files after which the position is written, also when nothing has changed
+_SECONDS = 1.0  # … and so long
+_CANDIDATES = 50  # rows of the same size that a new file is compared with
+_CHUNK = 1 << 20
+GONE = "it is not in the library any more: deleted, moved away or ignored"
+
+
+class Away(Exception):
+    """The library cannot be looked at: not mounted, deleted, or empty where it had music. Its rows are left as they are."""
+
+
+@dataclass
+class Found:
+    """What a scan found, in numbers."""
+
+    seen: int = 0
+    new: int = 0
+    changed: int = 0
+    moved: int = 0
+    gone: int = 0
+    back: int = 0
+    problems: int = 0
+    resumed: bool = False
+
+    def result(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+
+@dataclass
+class _Batch:
+    """What is to be written next."""
+
+    new: list[File] = field(default_factory=list)
+    changed: list[dict[str, Any]] = field(default_factory=list)
+    back: list[dict[str, Any]] = field(default_factory=list)
+    gone: list[dict[str, Any]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.new) + len(self.changed) + len(self.back) + len(self.gone) + len(self.problems)
+
+
+Tick = Callable[[float, Found], None]
+
+
+class Scan:
+    """One look at a library, by one job. `run` may be repeated by that job after a kill: it goes on where the last transaction ended.
+
+    `tick(done, found)` is called now and then with the share that is done; what it raises ends the scan. `queue()` is called after
+    each transaction that made tracks to be tagged.
+    """
+
+    def __init__(self, tables: Tables, library: int, job: int, tick: Tick, queue: Callable[[], object]) -> None:
+        self._tables, self._id, self._job, self._tick, self._queue = tables, library, job, tick, queue
+        self._position = b""  # the last path that was compared
+        self._found, self._batch = Found(), _Batch()
+        self._left: set[int] = set()  # tracks that this scan found gone: a move may bring them back
+        self._began = self._written = time.monotonic()
+        self._written_at = 0  # how many files had been seen then
+
+    def run(self) -> Found:
+        """Raises Away, and LookupError when the library was removed."""
+        row = self._begin()
+        self._root, self._expected, self._known = row.root, row.files, self._count()
+        walk = Walk(row.root, ignoring(json.loads(row.ignore)))
+        try:
+            self._identity = _identity(row.root)
+            self._compare(walk, self._position)
+            self._flush(1.0)
+        except OSError as error:
+            raise self._away(f"{row.shown} cannot be read: {said(error)}; is it mounted?") from error
+        except Away as away:
+            raise self._away(str(away)) from None
+        self._sweep(walk.drafts)
+        self._finish()
+        return self._found
+
+    def _sweep(self, folders: set[bytes]) -> None:
+        """Remove what killed writes left behind."""
+        for folder in folders:
+            from ostler.apps.music import writing  # noqa: PLC0415
+
+            with contextlib.suppress(OSError):
+                writing.sweep(os.path.join(self._root, folder))  # noqa: PTH118  bytes
+
+    # ---- beginning and end
+
+    def _begin(self) -> Any:
+        own = libraries.c.id == self._id
+        with self._tables.write() as connection:
+            row = connection.execute(select(libraries).where(own)).first()
+            if row is None:
+                raise LookupError(f"there is no library {self._id}")
+            self._number, self._wanted = row.scan, row.scan_wanted
+            begun: dict[str, Any] = {"state": "scanning", "reason": None}
+            if row.cursor is not None and row.scan_job == self._job:
+                self._position, self._found.seen = row.cursor, row.seen
+                self._found.resumed = True
+            else:
+                self._number, self._wanted = row.scan + 1, row.wanted
+                begun |= {"scan": self._number, "scan_job": self._job, "scan_wanted": row.wanted, "cursor": b""}
+                begun |= {"started_at": now_ms(), "progress": 0.0, "seen": 0}
+            connection.execute(update(libraries).where(own).values(**begun))
+        return row
+
+    def _finish(self) -> None:
+        took = round(time.monotonic() - self._began, 3)
+        values = {"cursor": None, "state": "ready", "reason": None, "scanned_at": now_ms(), "progress": 1.0}
+        values |= {"seen": self._found.seen, "files": self._found.seen, "took": took, "done": self._wanted}
+        with self._tables.write() as connection:
+            connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
+            # What this scan did not find is no problem any more.
+            old = and_(problems.c.library == self._id, problems.c.scan < self._number)
+            connection.execute(delete(problems).where(old))
+
+    def _away(self, reason: str) -> Away:
+        values = {"state": "away", "reason": reason, "cursor": None, "done": self._wanted}
+        with self._tables.write() as connection:
+            connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
+        return Away(reason)
+
+    def _count(self) -> int:
+        """How many tracks there are, as far as the rows say."""
+        there = and_(tracks.c.library == self._id, tracks.c.state != "gone")
+        with self._tables.read() as connection:
+            return int(connection.execute(select(func.count()).select_from(tracks).where(there)).scalar_one())
+
+    # ---- the two streams
+
+    def _compare(self, walk: Walk, after: bytes) -> None:
+        """Files and rows behind a path, side by side."""
+        rows = self._rows()
+        row = next(rows, None)
+        for item in walk:
+            if item.path <= after and isinstance(item, File):
+                continue  # it was compared before the scan was killed; a directory that cannot be read has rows behind its path
+            while row is not None and row.path < item.path:
+                self._missing(row)
+                row = next(rows, None)
+            if isinstance(item, Problem):
+                row = self._unknown(item, row, rows)
+            else:
+                self._found.seen += 1
+                if row is not None and row.path == item.path:
+                    self._compared(item, row)
+                    row = next(rows, None)
+                else:
+                    self._batch.new.append(item)
+            self._position = max(self._position, item.path)
+            self._advance(walk.done)
+        if self._known and not self._found.seen:
+            raise Away(
+                f"{shown(self._root)} has no music in it, but {self._known} tracks are known; is it mounted? "
+                "If they are deleted for good: ostler music remove"
+            )
+        while row is not None:
+            self._missing(row)
+            self._position = row.path
+            self._advance(walk.done)
+            row = next(rows, None)
+
+    def _rows(self) -> Iterator[Any]:
+        """The rows behind the position, a page at a time. A page begins behind what was compared: a row that a move has put there
+        meanwhile is not looked at again.
+        """
+        last = self._position
+        while True:
+            last = max(last, self._position)
+            asked = select(*_COMPARED).where(tracks.c.library == self._id, tracks.c.path > last)
+            with self._tables.read() as connection:
+                page = connection.execute(asked.order_by(tracks.c.path).limit(_PAGE)).all()
+            yield from page
+            if len(page) < _PAGE:
+                return
+            last = page[-1].path
+
+    def _unknown(self, item: Problem, row: Any | None, rows: Iterator[Any]) -> Any | None:
+        """Nothing can be said of what is there: its rows stay as they are. The first row behind it."""
+        self._batch.problems.append(item)
+        self._found.problems += 1
+        whole = item.path.endswith(b"/")
+        while row is not None and (row.path.startswith(item.path) if whole else row.path == item.path):
+            row = next(rows, None)
+        return row
+
+    def _compared(self, item: File, row: Any) -> None:
+        if (item.size, item.mtime_ns) != (row.size, row.mtime_ns):
+            self._batch.changed.append({"key": row.id, **_facts(item)})
+            self._found.changed += 1
+        elif row.state == "gone":
+            self._batch.back.append({"key": row.id, "inode": item.inode, "state": row.before or "new"})
+            self._found.back += 1
+
+    def _missing(self, row: Any) -> None:
+        if row.state != "gone":
+            self._batch.gone.append({"key": row.id, "path_was": row.path})
+
+    # ---- writing
+
+    def _advance(self, done: float) -> None:
+        if self._known and not self._found.seen:
+            return  # it may be unplugged: nothing is written before a file was seen
+        idle = self._found.seen - self._written_at < _EVERY and time.monotonic() - self._written < _SECONDS
+        if len(self._batch) >= AT_ONCE or not idle:
+            self._flush(done)
+
+    def _flush(self, done: float) -> None:
+        """Write what was found, and how far the scan is, in one transaction."""
+        batch, self._batch = self._batch, _Batch()
+        if self._expected:
+            done = min(1.0, self._found.seen / self._expected)
+        moves = self._moves(batch.new) if self._known and batch.new else {}
+        if batch.gone and _identity(self._root) != self._identity:
+            raise Away(f"{shown(self._root)} was unmounted or replaced during the scan")
+        values = {"cursor": self._position, "progress": done, "seen": self._found.seen}
+        with self._tables.write() as connection:
+            held = connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
+            if not held.rowcount:
+                raise LookupError(f"library {self._id} was removed during the scan")
+            self._write(connection, batch, moves)
+        self._written, self._written_at = time.monotonic(), self._found.seen
+        if batch.new or batch.changed or batch.back:
+            self._queue()
+        self._tick(done, self._found)
+
+    def _write(self, connection: Connection, batch: _Batch, moves: dict[bytes, int]) -> None:
+        now, own = now_ms(), tracks.c.id == bindparam("key")
+        moved = [{"key": moves[f.path], **_facts(f), **_place(f)} for f in batch.new if f.path in moves]
+        new = [
+            {"library": self._id, "state": "new", "added_at": now, **_facts(f), **_place(f)}
+            for f in batch.new
+            if f.path not in moves
+        ]
+        # Those that are gone first: a file of the same name may have come by a move.
+        if batch.gone:
+            there = and_(own, tracks.c.path == bindparam("path_was"), tracks.c.state != "gone")
+            leave = update(tracks).where(there).values(before=tracks.c.state, state="gone", reason=GONE)
+            self._found.gone += connection.execute(leave, batch.gone).rowcount
+            self._left.update(row["key"] for row in batch.gone)
+        if moved:
+            revived = case((tracks.c.state == "gone", func.coalesce(tracks.c.before, "new")), else_=tracks.c.state)
+            reason = case((tracks.c.state == "gone", None), else_=tracks.c.reason)
+            connection.execute(update(tracks).where(own).values(state=revived, reason=reason, before=None), moved)
+        if new:
+            connection.execute(insert(tracks), new)
+        if batch.changed:
+            again = update(tracks).where(own).values(**AGAIN)
+            connection.execute(again, batch.changed)
+        if batch.back:
+            connection.execute(update(tracks).where(own).values(before=None, reason=None), batch.back)
+        self._tables.upsert(connection, problems, [self._told(problem) for problem in batch.problems])
+        self._found.new += len(new)
+        self._found.moved += len(moved)
+        self._found.gone -= len(self._left.intersection(moves.values()))
+
+    def _told(self, problem: Problem) -> dict[str, Any]:
+        place = {"path": problem.path, "shown": shown(problem.path)}
+        return {"library": self._id, **place, "reason": problem.reason, "scan": self._number}
+
+    # ---- files that were moved
+
+    def _moves(self, new: list[File]) -> dict[bytes, int]:
+        """Which new files are known under another path, where no file is any more: the ids of their rows.
+
+        The same inode, size and time, or else the same content, which is read only where a missing file had the same size.
+        """
+        found: dict[bytes, int] = {}
+        taken: set[int] = set()
+        for file, row in self._same(new, tracks.c.inode, "inode"):
+            if file.path in found or row.id in taken or (row.size, row.mtime_ns) != (file.size, file.mtime_ns):
+                continue
+            if self._is_missing(row):
+                found[file.path] = row.id
+                taken.add(row.id)
+        rest, hashes = [file for file in new if file.path not in found], dict[bytes, bytes | None]()
+        for file, row in self._same(rest, tracks.c.size, "size"):
+            if file.path in found or row.id in taken or row.sha256 is None or not self._is_missing(row):
+                continue
+            if file.path not in hashes:
+                hashes[file.path] = self._content(file.path)
+            if hashes[file.path] == row.sha256:
+                found[file.path] = row.id
+                taken.add(row.id)
+        return found
+
+    def _same(self, files: list[File], column: Any, name: str) -> Iterator[tuple[File, Any]]:
+        """Files with the rows that have the same value, those that are gone first; a few for each."""
+        wanted = {getattr(file, name) for file in files}
+        if not wanted:
+            return
+        gone = case((tracks.c.state == "gone", 0), else_=1)
+        asked = select(*_COMPARED, tracks.c.sha256).where(tracks.c.library == self._id, column.in_(wanted))
+        by_value: dict[int, list[Any]] = {}
+        with self._tables.read() as connection:
+            for row in connection.execute(asked.order_by(gone).limit(_CANDIDATES * AT_ONCE)):
+                by_value.setdefault(getattr(row, name), []).append(row)
+        for file in files:
+            for row in by_value.get(getattr(file, name), ())[:_CANDIDATES]:
+                yield file, row
+
+    def _is_missing(self, row: Any) -> bool:
+        if row.state == "gone":
+            return True
+        try:
+            os.lstat(os.path.join(self._root, row.path))  # noqa: PTH118  bytes
+        except (FileNotFoundError, NotADirectoryError):
+            return True
+        except OSError:
+            pass
+        return False
+
+    def _content(self, path: bytes) -> bytes | None:
+        try:
+            return content(os.path.join(self._root, path))  # noqa: PTH118  bytes
+        except OSError:
+            return None
+
+
+# A track that is to be tagged (again): another version, so that a job for the one before does not stand for it.
+AGAIN = {"state": "new", "reason": None, "before": None, "job": None, "version": tracks.c.version + 1}
+_COMPARED = tuple(tracks.c[name] for name in ("id", "path", "size", "mtime_ns", "inode", "state", "before"))
+
+
+def content(path: bytes) -> bytes:
+    """The hash of a file's bytes."""
+    digest = hashlib.sha256()
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  bytes
+        while data := file.read(_CHUNK):
+            digest.update(data)
+    return digest.digest()
+
+
+def _facts(file: File) -> dict[str, Any]:
+    return {"size": file.size, "mtime_ns": file.mtime_ns, "inode": file.inode}
+
+
+def _place(file: File) -> dict[str, Any]:
+    return {"path": file.path, "shown": shown(file.path), "format": file.format}
+
+
+def _identity(root: bytes) -> tuple[int, int]:
+    """What is mounted there. Raises OSError when nothing is."""
+    facts = os.stat(root)  # noqa: PTH116  bytes
+    return facts.st_dev, facts.st_ino
