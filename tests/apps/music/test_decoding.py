@@ -9,12 +9,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("mutagen")
-from ostler.apps.music.decode import Limits, Source, Undecodable  # noqa: E402
-from tests.apps.music import sounds  # noqa: E402
+from ostler.apps.music.decode import Limits, Source, Undecodable
+from tests.apps.music import sounds
 
 
 def decoded(path: Path, **limits: float) -> tuple[np.ndarray, Source]:
@@ -58,6 +57,25 @@ def test_decoding_ends_when_its_time_is_over(tmp_path: Path) -> None:
     path = sounds.save(tmp_path / "a.flac")
     with pytest.raises(Undecodable, match="took more than"):
         decoded(path, time=-1)
+
+
+def test_memory_is_limited_while_a_file_is_decoded_and_not_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = Source(sounds.save(tmp_path / "a.flac"), Limits(memory=100))
+    pieces = source.pieces()
+    next(pieces)
+    with pytest.raises(MemoryError):
+        bytearray(300 << 20)
+    pieces.close()
+    bytearray(300 << 20)
+
+    def greedy(*_: object, **__: object) -> None:
+        bytearray(300 << 20)
+
+    monkeypatch.setattr("ostler.apps.music.decode.av.open", greedy)
+    with pytest.raises(Undecodable, match="more than 100 MB of memory"):
+        next(source.pieces())
 
 
 def test_a_file_that_is_not_there_and_a_directory_are_no_bad_audio(tmp_path: Path) -> None:

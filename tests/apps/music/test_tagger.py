@@ -8,17 +8,16 @@ import math
 import zipfile
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("mutagen")
-from ostler import ConfigError  # noqa: E402
-from ostler.apps.music import checkpoint, weights  # noqa: E402
-from ostler.apps.music.decode import Limits, Undecodable  # noqa: E402
-from ostler.apps.music.network import Network  # noqa: E402
-from ostler.apps.music.spectrogram import Spectrogram, filters  # noqa: E402
-from ostler.apps.music.tagger import Tagger  # noqa: E402
-from tests.apps.music import checkpoints, sounds  # noqa: E402
+from ostler import ConfigError
+from ostler.apps.music import checkpoint, weights
+from ostler.apps.music.decode import Limits, Undecodable
+from ostler.apps.music.network import Network
+from ostler.apps.music.spectrogram import Spectrogram, filters
+from ostler.apps.music.tagger import Tagger
+from tests.apps.music import checkpoints, sounds
 
 # ---- the spectrogram
 

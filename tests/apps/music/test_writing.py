@@ -15,15 +15,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import mutagen
 import pytest
+from mutagen.id3 import APIC, COMM, ID3, TIT2, TXXX, TYER
 
-mutagen = pytest.importorskip("mutagen")
-pytest.importorskip("numpy")
-from mutagen.id3 import APIC, COMM, ID3, TIT2, TXXX, TYER  # noqa: E402
-
-from ostler.apps.music import formats, id3, writing  # noqa: E402
-from tests.apps.music import sounds  # noqa: E402
-from tests.users import NOBODY, as_root  # noqa: E402
+from ostler.apps.music import formats, id3, writing
+from tests.apps.music import sounds
+from tests.users import NOBODY, as_root
 
 TAGS = {"tags": ["jazz", "Hip-Hop", "chanson française", "音楽"], "model": ["MSD_musicnn"]}
 ABOUT = {"title": "Tïtle", "artist": "Some; One", "album": "All"}

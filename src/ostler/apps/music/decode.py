@@ -6,8 +6,10 @@ worker, and is then charged to the job.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -40,10 +42,11 @@ class Undecodable(Fail):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """`seconds` of sound are taken, and what follows is ignored. Decoding may take `time` seconds."""
+    """`seconds` of sound are taken, and what follows is ignored. Decoding may take `time` seconds, and `memory` MB more than the process has."""
 
     seconds: float = 1800.0
     time: float = 300.0
+    memory: float = 1024.0
 
 
 @dataclass(slots=True)
@@ -62,8 +65,13 @@ class Source:
         if os.stat(self.path).st_size == 0:  # noqa: PTH116  bytes
             raise Undecodable("the file is empty")
         try:
-            with av.open(os.fsdecode(self.path), options=OPTIONS, metadata_errors="replace") as container:
+            with (
+                _limited_memory(self.limits.memory),
+                av.open(os.fsdecode(self.path), options=OPTIONS, metadata_errors="replace") as container,
+            ):
                 yield from self._decoded(container)
+        except MemoryError:
+            raise Undecodable(f"decoding it takes more than {self.limits.memory:g} MB of memory") from None
         except av.error.FFmpegError as error:
             if isinstance(error, OSError) and not isinstance(error, av.error.InvalidDataError | ValueError):
                 raise  # not found, no permission, a read error
@@ -101,6 +109,21 @@ class Source:
                 yield from (frame for frame in packet.decode() if not _before_start(frame))
             except (av.error.InvalidDataError, av.error.ArgumentError, av.error.PatchWelcomeError):
                 self.damaged += 1
+
+
+@contextlib.contextmanager
+def _limited_memory(megabytes: float) -> Iterator[None]:
+    """A few bytes in a file can ask a decoder for gigabytes: within it they are refused."""
+    before = resource.getrlimit(resource.RLIMIT_DATA)
+    with open("/proc/self/statm") as file:  # noqa: PTH123
+        used = int(file.read().split()[5]) * resource.getpagesize()
+    limit = used + int(megabytes * 2**20)
+    soft = min(n for n in (limit, *before) if n != resource.RLIM_INFINITY)
+    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _before_start(frame: Any) -> bool:

@@ -102,7 +102,16 @@ def understood() -> Iterator[None]:
         if isinstance(cause, OSError) and cause.errno is not None:
             raise cause from None
         raise Unwritable(f"its tags cannot be read, it may be damaged ({type(error).__name__}: {error})") from None
-    except (ValueError, KeyError, IndexError, struct.error, AssertionError, OverflowError) as error:
+    except (
+        ValueError,
+        LookupError,
+        ArithmeticError,
+        TypeError,
+        AttributeError,
+        EOFError,
+        struct.error,
+        AssertionError,
+    ) as error:
         raise Unwritable(f"its tags cannot be read, it may be damaged ({type(error).__name__}: {error})") from None
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ostler import ConfigError
 
@@ -60,7 +60,8 @@ def fetch(directory: Path) -> list[Path]:
         for path in wanted:
             tags, weights = _read(package, path.stem)
             draft = Path(scratch) / path.name
-            np.savez(draft, allow_pickle=False, **{**weights, "tags": np.array(tags)})
+            arrays: dict[str, Any] = {**weights, "tags": np.array(tags)}
+            np.savez(draft, **arrays)
             os.replace(draft, path)  # noqa: PTH105
     return wanted
 
