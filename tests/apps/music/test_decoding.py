@@ -172,6 +172,7 @@ def corpus(folder: Path, count: int) -> int:
 
 _RUN = """
 import json, os, resource, sys, time
+os.environ["OPENBLAS_NUM_THREADS"] = "1"
 os.fsync = lambda fd: None  # the disk is not what is tested, and slow
 from pathlib import Path
 from ostler import Fail
