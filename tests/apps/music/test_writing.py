@@ -397,6 +397,7 @@ for line in sys.stdin:
 """
 
 
+@pytest.mark.timeout(300)
 def test_a_hundred_kills_at_any_step_leave_the_old_file_or_the_new_one(tmp_path: Path) -> None:
     """Real SIGKILLs, spread over all lines of a write: before the draft, while it is written, around the rename."""
     kinds = ["mp3", "flac", "ogg", "m4a"]
