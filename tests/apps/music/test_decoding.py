@@ -11,7 +11,9 @@ import sys
 import zlib
 from pathlib import Path
 
-import mutagen
+import mutagen.flac
+import mutagen.id3
+import mutagen.mp4
 import numpy as np
 import pytest
 
