@@ -214,7 +214,7 @@ def test_a_lost_connection_is_shown_and_heals_by_itself(make_node, page: Page) -
     expect(page.locator(f"#job-{first} .pill")).to_have_text("done")
     node.kill()
     expect(page.locator("#connection")).to_have_text("no connection")
-    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    expect(page.locator("#lost")).to_contain_text("does not answer")
     node.start()
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#lost")).to_be_hidden()
@@ -363,6 +363,13 @@ def test_what_users_wrote_is_shown_as_text(node: Node, page: Page) -> None:
     opened(page, node, "#/jobs")
     job = node.wait_job(node.enqueue("returns", what="ä \\u00e4 ☃\n"))["id"]  # this one comes by the stream
     expect(page.locator(f"#job-{job}")).to_contain_text(r'''"ä \\u00e4 ☃\n"''')
+
+
+def test_an_app_of_jobs_alone_has_no_tabs_for_other_things(node: Node, page: Page) -> None:
+    opened(page, node)
+    expect(page.locator("nav a:visible")).to_have_text(["Overview", "Jobs", "Workers"])
+    page.goto(f"{node.url}/#/sessions")  # a page that is looked at has its tab
+    expect(page.locator("nav a[aria-current]:visible")).to_have_text("Sessions")
 
 
 def test_an_address_that_leads_nowhere_is_said_to(node: Node, page: Page) -> None:

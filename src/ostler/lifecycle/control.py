@@ -26,14 +26,14 @@ class Control:
         if found := self._supervisor.slots.get(component):
             return found
         known = ", ".join(self._supervisor.slots) or "none"
-        raise NotFound(f"there is no worker {component!r} on node {self._supervisor.node}; known are: {known}")
+        raise NotFound(f"there is no worker {component!r} on node {self._supervisor.node}; known: {known}")
 
     def pool(self, name: str) -> Pool:
         """The pool of that name; raises NotFound."""
         if found := self._supervisor.pools.get(name):
             return found
         known = ", ".join(self._supervisor.pools) or "none"
-        raise NotFound(f"there is no pool {name!r} on node {self._supervisor.node}; known are: {known}")
+        raise NotFound(f"there is no pool {name!r} on node {self._supervisor.node}; known: {known}")
 
     def drain(self, component: str) -> Status:
         """Finish what it has, then exit and stay stopped until `restart` or `resume`."""

@@ -260,7 +260,7 @@ class Calls:
     def _begin(self, request: Request, task: Task, model: Any) -> Plan:
         if model is None:
             known = ", ".join(sorted(task.models)) or "any"
-            return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known are: {known}')
+            return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known: {known}')
         if not isinstance(model, str) or not 0 < len(model) <= _LONGEST_ID or not model.isprintable():
             return Refuse(400, "BAD_MODEL", f"a model id is a text of 1 to {_LONGEST_ID} printable characters")
         key = (task.name, model)
@@ -349,7 +349,7 @@ class Calls:
     def _unlisted(self, task: Task, model: str) -> Refuse | None:
         known = ", ".join(sorted(task.models))
         if not task.any_model:
-            return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known are: {known}")
+            return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known: {known}")
         if leads_out(model):
             return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leads out of its directory")
         if (task.name, model) in self.leases.lines:

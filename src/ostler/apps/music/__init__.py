@@ -95,11 +95,11 @@ def calibrate(job: Job, library: int, dry_run: bool = False) -> dict[str, Any]:
 
 # Not unique: one that already runs may have read the thresholds of before. One too many finds nothing to do.
 @app.job(queue="calibration", attempts=3, timeout=600)
-def write(job: Job, track: int) -> list[str]:  # noqa: ARG001  every job has the handle
+def write(job: Job, track: int) -> dict[str, Any]:  # noqa: ARG001  every job has the handle
     """Write the tags that a track is to have now; where its library is not to be written any more, take away what was."""
     from ostler.apps.music import outputs, tables  # noqa: PLC0415
 
-    return outputs.settle(tables.here(), track)
+    return outputs.apply(tables.here(), track)._asdict()
 
 
 @app.job(queue="calibration", attempts=3, timeout=600)

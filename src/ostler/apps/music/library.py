@@ -6,6 +6,7 @@ the path that the scan has reached: a scan that is killed goes on there.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -93,8 +94,17 @@ class Scan:
             raise self._away(f"{row.shown} cannot be read: {said(error)}; is it mounted?") from error
         except Away as away:
             raise self._away(str(away)) from None
+        self._sweep(walk.drafts)
         self._finish()
         return self._found
+
+    def _sweep(self, folders: set[bytes]) -> None:
+        """Remove what killed writes left behind."""
+        for folder in folders:
+            from ostler.apps.music import writing  # noqa: PLC0415
+
+            with contextlib.suppress(OSError):
+                writing.sweep(os.path.join(self._root, folder))  # noqa: PTH118  bytes
 
     # ---- beginning and end
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, delete, select, update
+from sqlalchemy import Connection, and_, delete, select, update
 
+from ostler import Fail
 from ostler.apps.music.library import content
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import (
@@ -25,7 +27,7 @@ from ostler.apps.music.tables import (
     tracks,
     written,
 )
-from ostler.apps.music.walk import signed
+from ostler.apps.music.walk import said, signed
 
 
 def chosen(tags: Sequence[str], values: Sequence[float], limits: Mapping[str, float], default: float) -> list[str]:
@@ -57,86 +59,89 @@ def names(connection: Connection, model: str) -> list[str]:
 
 def described(path: bytes) -> dict[str, Any]:
     """Title, artist, album and duration, as far as the file tells."""
-    try:
-        from ostler.apps.music import writing  # noqa: PLC0415
-    except ImportError:
-        return {}
+    from ostler.apps.music import writing  # noqa: PLC0415
+
     found = writing.read(path)
-    return {name: getattr(found, name) for name in ("title", "artist", "album", "duration")}
+    return {"title": found.title, "artist": found.artist, "album": found.album, "duration": found.duration}
 
 
-def settle(tables: Tables, track: int) -> list[str]:
-    """Bring what is written for a track in line with its thresholds and its library's choice. The tags."""
-    asked = select(libraries.c.write_to).join(tracks, tracks.c.library == libraries.c.id).where(tracks.c.id == track)
-    with tables.read() as connection:
-        write_to = connection.execute(asked).scalar()
-    if write_to == "database":
-        withdraw(tables, track)
-    return apply(tables, track)
+class Applied(NamedTuple):
+    """The tags of a track, and why they could not be written where the library wants them; None: they are there."""
+
+    tags: list[str]
+    refusal: str | None = None
 
 
-def apply(tables: Tables, track: int) -> list[str]:
-    """Write the tags that a track is to have, where its library wants them, unless they are there. The tags.
+def apply(tables: Tables, track: int) -> Applied:
+    """Bring what is written for a track in line with its scores, the thresholds and its library's choice.
 
-    Raises OSError where the file or its directory cannot be written: then the old tags are still there.
+    A file that can never be written, or may not be, is no failure: its tags are in the database. Raises OSError where another try may
+    help, such as with a full disk; then the old tags are still there.
     """
     asked = select(tracks, libraries.c.root, libraries.c.write_to, scores.c.scores)
     asked = asked.join(libraries, libraries.c.id == tracks.c.library)
     asked = asked.join(scores, (scores.c.track == tracks.c.id) & (scores.c.model == tracks.c.model))
     with tables.read() as connection:
         row = connection.execute(asked.where(tracks.c.id == track)).first()
-        if row is None:
-            return []
+        if row is None or row.state == "gone":
+            return Applied([])
         _, limits = in_force(connection, row.library, row.model)
         tags = names(connection, row.model)
         earlier = connection.execute(select(written).where(written.c.track == track)).first()
     wanted = chosen(tags, floats(row.scores), limits, Rules.from_environment().threshold)
-    if row.write_to != "database":
-        _put(tables, row, {"tags": wanted, "model": [row.model]}, earlier)
-    return wanted
-
-
-def _put(tables: Tables, row: Any, wanted: dict[str, list[str]], earlier: Any | None) -> None:
-    if earlier is not None and earlier.target == row.write_to and from_json(earlier.tags) == wanted:
-        return
-    if earlier is not None and earlier.target != row.write_to:
-        withdraw(tables, row.id)
-        earlier = None
     path = os.path.realpath(os.path.join(row.root, row.path))  # noqa: PTH118  bytes
-    before = earlier.before if earlier is not None else None
+    refusal = None
+    try:
+        if earlier is not None and earlier.target != row.write_to:
+            _withdraw(tables, row, path, earlier)
+            earlier = None
+        if row.write_to != "database":
+            _put(tables, row, path, {"tags": wanted, "model": [row.model]}, earlier)
+    except Fail as never:
+        refusal = f"its tags are in the database alone: {never}"
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
+            raise
+        refusal = f"its tags are in the database alone: {said(error)}"
+    if refusal != row.reason:
+        with tables.write() as connection:
+            own = and_(tracks.c.id == track, tracks.c.state == "tagged")
+            connection.execute(update(tracks).where(own).values(reason=refusal))
+    return Applied(wanted, refusal)
+
+
+def _put(tables: Tables, row: Any, path: bytes, wanted: dict[str, list[str]], earlier: Any) -> None:
+    if earlier is not None and from_json(earlier.tags) == wanted:
+        return
+    told = {"track": row.id, "at": now_ms(), "target": row.write_to, "tags": "{}"}
     if row.write_to == "file":
         from ostler.apps.music import writing  # noqa: PLC0415
 
-        made = writing.write(path, wanted)
-        before = before if earlier is not None else json.dumps(made.before)
+        if (
+            earlier is None
+        ):  # before anything is written: a run that is killed in between must not take our tags for older ones
+            with tables.write() as connection:
+                tables.upsert(connection, written, [{**told, "before": json.dumps(writing.ours(path))}])
+        writing.write(path, wanted)
     else:
         _write_sidecar(sidecar(row.library, row.path, path), {"track": row.shown, **wanted})
-    told = {"track": row.id, "at": now_ms(), "target": row.write_to, "tags": json.dumps(wanted), "before": before}
     with tables.write() as connection:
-        tables.upsert(connection, written, [told])
+        tables.upsert(connection, written, [{**told, "tags": json.dumps(wanted)}])
         _is_ours(connection, row.id, path)
 
 
-def withdraw(tables: Tables, track: int) -> bool:
-    """Take away what was written for a track, and put back what was there of ours before; whether there was anything."""
-    asked = select(tracks, libraries.c.root, written.c.target, written.c.before.label("had"))
-    asked = asked.join(libraries, libraries.c.id == tracks.c.library).join(written, written.c.track == tracks.c.id)
-    with tables.read() as connection:
-        row = connection.execute(asked.where(tracks.c.id == track)).first()
-    if row is None:
-        return False
-    path = os.path.realpath(os.path.join(row.root, row.path))  # noqa: PTH118  bytes
-    if row.target == "file":
+def _withdraw(tables: Tables, row: Any, path: bytes, earlier: Any) -> None:
+    """Take away what was written for a track, and put back what was there of ours before."""
+    if earlier.target == "file":
         from ostler.apps.music import writing  # noqa: PLC0415
 
-        writing.restore(path, from_json(row.had) or {})
+        writing.restore(path, from_json(earlier.before) or {})
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(sidecar(row.library, row.path, path))  # noqa: PTH108  bytes
     with tables.write() as connection:
-        connection.execute(delete(written).where(written.c.track == track))
-        _is_ours(connection, track, path)
-    return True
+        connection.execute(delete(written).where(written.c.track == row.id))
+        _is_ours(connection, row.id, path)
 
 
 def _is_ours(connection: Connection, track: int, path: bytes) -> None:

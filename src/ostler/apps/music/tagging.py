@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from sqlalchemy import select, update
 
-from ostler import Cancel, Fail, Job
+from ostler import Cancel, Fail, Job, OstlerError
 from ostler.apps.music import outputs
 from ostler.apps.music.library import content
 from ostler.apps.music.rules import Rules
@@ -72,14 +72,12 @@ class Tagging:
         except OSError as error:
             raise self._refused("UNREADABLE", f"it cannot be read: {said(error)}") from error
         try:
-            return {
-                "track": self._track,
-                "how": self._found(row, path),
-                "tags": outputs.apply(self._tables, self._track),
-            }
+            how = self._found(row, path)
         except Fail as refusal:
             raise self._refused(refusal.code, str(refusal)) from refusal
-        except OSError as error:  # a full disk, a file that cannot be written: another run may do better
+        try:
+            return {"track": self._track, "how": how, **outputs.apply(self._tables, self._track)._asdict()}
+        except OSError as error:  # a full disk: another run may do better
             self._note(f"its tags could not be written: {said(error)}")
             raise
 
@@ -142,11 +140,14 @@ class Tagging:
         self._save(tagger, known, outputs.described(path))
         return how
 
-    @staticmethod
-    def _analysed(tagger: Tagger, path: bytes) -> Any:
+    def _tick(self, seconds: float) -> None:
+        self._job.check()
+        self._job.progress(0, f"{seconds:.0f} s analysed")
+
+    def _analysed(self, tagger: Tagger, path: bytes) -> Any:
         try:
-            return tagger.analyse(path)
-        except (Fail, OSError, MemoryError):
+            return tagger.analyse(path, tick=self._tick)
+        except (OstlerError, OSError, MemoryError):
             raise
         except Exception as error:  # whatever a decoder or model finds wrong, it will find again
             raise Fail("UNDECODABLE", f"it cannot be decoded: {error or type(error).__name__}") from error

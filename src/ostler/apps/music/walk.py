@@ -85,6 +85,7 @@ class Walk:
         self._real = os.path.realpath(root)
         self._entered: set[tuple[int, int]] = set()  # directories outside, which links lead to
         self.done = 0.0
+        self.drafts: set[bytes] = set()  # directories in which a write that was killed has left something
 
     def __iter__(self) -> Iterator[File | Problem]:
         """Raises OSError when the root itself cannot be listed."""
@@ -119,6 +120,8 @@ class Walk:
         with os.scandir(os.path.join(self.root, path)) as entries:  # noqa: PTH118  bytes
             for entry in entries:
                 own = prefix + entry.name
+                if entry.name.startswith(b".ostler-"):
+                    self.drafts.add(path)
                 is_folder = self._is_folder(entry)
                 if not is_folder and os.path.splitext(entry.name)[1].lower() not in _SUFFIXES:  # noqa: PTH122  bytes
                     continue
