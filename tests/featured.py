@@ -63,7 +63,7 @@ def fails(job: Job) -> None:
 
 @app.job(queue="work")
 def snoozes(job: Job) -> int:
-    if job.attempt < 3:
+    if job.fence < 3:
         raise Snooze(0.01)
     return job.attempt
 

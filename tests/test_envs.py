@@ -109,7 +109,7 @@ def test_paths_in_code_count_from_the_file_that_calls() -> None:
         ("[env.a]\npython = 'python3'", "must be a version such as 3.12 or the path"),
         ("[env.a]\nrequirements = [1]", "requirements must be text or a list of texts"),
         ("[env.a]\nconstraints = ['a']", "constraints must be text, found"),
-        ("[env.a]\npath = 'x'\npython = '3.12'", "so python cannot be given with it"),
+        ("[env.a]\npath = 'x'\npython = '3.12'", "so python cannot be used with it"),
         ("[envs.a]\npython = '3.12'", "did you mean 'env'?"),
         ("[pools.a]\nenv = 3", "pools.a.env must be text"),
     ],

@@ -71,7 +71,7 @@ def test_a_node_refuses_it_too_by_file_and_by_module(tmp_path: Path) -> None:
     for target in ("stores_at_import.py", "stores_at_import", "stores_at_import:app"):
         done = ostler(tmp_path, sys.executable, "-m", "ostler", "up", target, "--port", "0")
         assert (done.returncode, stored(tmp_path)) == (2, 0)
-        assert "stores a job while it is loaded" in done.stderr
+        assert "enqueues a job while it is being imported" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_other_threads_and_what_comes_after_the_load_are_not_affected(tmp_path: 
 def test_a_failed_load_leaves_nothing_behind(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setenv("OSTLER_DATA", str(tmp_path / "data"))
     monkeypatch.setattr(sys, "path", [*sys.path])
-    with pytest.raises(ConfigError, match="while it is loaded"):
+    with pytest.raises(ConfigError, match="while it is being imported"):
         load(str(write(tmp_path, "f.enqueue()")))
     sys.modules["stores_at_import"].f.enqueue()
     assert stored(tmp_path) == 1

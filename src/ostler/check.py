@@ -24,19 +24,19 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
     if unknown := settings.pools.keys() - set(known):
         name = min(unknown)
         raise ConfigError(
-            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue, command, model or sessions; known are: {shown}"
+            f"pool {name!r} is configured (ostler.toml, OSTLER_POOLS or --pool), but {target} declares no such queue, command, model or sessions; known: {shown}"
         )
     if unused := app.pools.keys() - set(known):
         raise ConfigError(
-            f"{target} sizes pool {min(unused)!r}, but declares no such queue, command, model or sessions; known are: {shown}"
+            f"{target} sizes pool {min(unused)!r}, but declares no such queue, command, model or sessions; known: {shown}"
         )
     if nowhere := app.queues.keys() - set(queues):
         raise ConfigError(
-            f"{target} limits queue {min(nowhere)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
+            f"{target} limits queue {min(nowhere)!r}, but no job uses it; known: {', '.join(queues) or 'none'}"
         )
     if hooked := app.hooks.queues() - set(queues):
         raise ConfigError(
-            f"{target} has on_start or on_stop for queue {min(hooked)!r}, but no job uses it; known are: {', '.join(queues) or 'none'}"
+            f"{target} has on_start or on_stop for queue {min(hooked)!r}, but no job uses it; known: {', '.join(queues) or 'none'}"
         )
     for name in known:
         config.check_pool(settings, name, settings.pool(name, app.pools.get(name)))
@@ -45,7 +45,7 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
     for command in app.commands.values():
         _check_command(command)
         if settings.pool(command.name, app.pools.get(command.name)).env is not None:
-            raise ConfigError(f"command {command.name!r} has no env; put the interpreter to use into its argv")
+            raise ConfigError(f"command {command.name!r} cannot have an env; put the path of its interpreter into argv")
     for queue in queues:
         if (env := env_of(settings, app, queue)) is not None:
             envs.interpreter(settings, app, env, JOBS)
@@ -64,7 +64,7 @@ def _check_sessions(settings: Settings, app: Ostler, name: str) -> None:
         return
     own = settings.pools.get(name)
     if wrong := [key for key in config.SESSION_KEYS if own is not None and getattr(own, key) is not None]:
-        raise ConfigError(f"pools.{name}.{wrong[0]} is a setting of sessions, and {name!r} has none")
+        raise ConfigError(f"pools.{name}.{wrong[0]} is a setting for sessions, but {name!r} is not a session pool")
 
 
 def session_spec(settings: Settings, app: Ostler, name: str) -> SessionSpec:
@@ -85,20 +85,18 @@ def env_of(settings: Settings, app: Ostler, queue: str) -> str | None:
 def _check_command(command: Command) -> None:
     texts = [*command.argv, *command.env.values(), command.ready or ""]
     if wrong := {place for text in texts for place in _PLACE.findall(text)} - {"port", "n"}:
-        raise ConfigError(
-            f"command {command.name!r}: {{{min(wrong)}}} is not a place that can be filled; known are {{port}} and {{n}}"
-        )
+        raise ConfigError(f"command {command.name!r}: {{{min(wrong)}}} is not a placeholder; use {{port}} or {{n}}")
 
 
 def warnings(settings: Settings, app: Ostler) -> list[str]:
     """What may be meant, but looks like a mistake."""
     declares = app.tasks or app.commands or app.models or app.session_pools
-    found = [] if declares else ["it declares no job, no command, no model and no sessions"]
+    found = [] if declares else ["it declares no jobs, commands, models or sessions"]
     names = [*sorted({task.queue for task in app.tasks.values()}), *app.commands]
     found += [f"pool {name!r} has no workers" for name in names if not settings.pool(name, app.pools.get(name)).workers]
     for command in app.commands.values():
         if "{" not in command.argv[0] and shutil.which(command.argv[0], path=command.env.get("PATH")) is None:
-            found.append(f"command {command.name!r}: there is no program {command.argv[0]!r} on this machine")
+            found.append(f"command {command.name!r}: the program {command.argv[0]!r} was not found")
     for queue in sorted({task.queue for task in app.tasks.values()}):
         if (env := env_of(settings, app, queue)) and (seen := envs.look(settings, app, env)).state != "ready":
             found.append(f"environment {env!r} of queue {queue!r} is {seen.state}: {seen.reason}; run: {seen.command}")

@@ -86,7 +86,7 @@ def _named(environ: Mapping[str, str]) -> Path:
 def _from_toml(values: dict[str, Any], pools: dict[str, dict[str, Any]], path: Path, *, required: bool) -> None:
     if not path.exists():
         if required:
-            raise ConfigError(f"the configuration file {path} does not exist")
+            raise ConfigError(f"the settings file {path} does not exist")
         return
     try:
         import tomllib  # noqa: PLC0415  workers seldom read a file, and start faster without it
@@ -122,11 +122,11 @@ def _tables(table: dict[str, Any], key: str, path: Path) -> list[tuple[str, Any]
 def _token(name: str, table: Any, source: str) -> TokenSettings:
     """A token's settings, checked. Raises ConfigError; no message shows a secret."""
     if not _ENV_NAME.fullmatch(name):
-        raise ConfigError(f"{source}: a token's name has letters, digits, '_' and '-', at most 63, found {name!r}")
+        raise ConfigError(f"{source}: a token's name may have letters, digits, '_' and '-', at most 63, found {name!r}")
     if not isinstance(table, Mapping):
         raise ConfigError(f'{source} must be a table, such as [tokens.{name}] secret = "…", pools = ["chromium"]')
     if strange := next((key for key in table if key not in TOKEN_KEYS), None):
-        raise ConfigError(f"{source}: {strange!r} is not a key of a token; known are {', '.join(TOKEN_KEYS)}")
+        raise ConfigError(f"{source}: {strange!r} is not a key of a token; known: {', '.join(TOKEN_KEYS)}")
     secret, pools = table.get("secret"), table.get("pools", [])
     sessions, priority = table.get("sessions", 0), table.get("priority", 0)
     if not isinstance(secret, str) or len(secret) < _SHORTEST_SECRET or not secret.isascii() or " " in secret:
@@ -146,14 +146,14 @@ def described(name: str, table: Any, folder: Path, source: str) -> EnvSettings:
     """An environment's description, checked; relative paths count from `folder`. Raises ConfigError."""
     if not isinstance(name, str) or not _ENV_NAME.fullmatch(name):
         raise ConfigError(
-            f"{source}: {name!r} is not usable as a name of an environment: letters, digits, '_' and '-', at most 63, please"
+            f"{source}: {name!r} cannot be the name of an environment; use letters, digits, '_' and '-', at most 63"
         )
     if not isinstance(table, Mapping):
         raise ConfigError(f'{source} must be a table, such as [env.{name}] requirements = ["numpy==2.3.1"]')
     values = {key: _of_env(key, value, source) for key, value in table.items() if value is not None}
     if "path" in values and len(values) > 1:
         other = min(values.keys() - {"path"})
-        raise ConfigError(f"{source}: path names an environment of your own, so {other} cannot be given with it")
+        raise ConfigError(f"{source}: path names an existing environment, so {other} cannot be used with it")
     if values.get("installer", "pip") not in ("pip", "uv"):
         raise ConfigError(f"{source}: installer must be pip or uv, found {values['installer']!r}")
     python = values.get("python", "")
@@ -171,7 +171,7 @@ def described(name: str, table: Any, folder: Path, source: str) -> EnvSettings:
 def _of_env(key: str, value: Any, source: str) -> Any:
     if key not in ENV_KEYS:
         close = _close_matches(key, list(ENV_KEYS), 0.6)
-        hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(ENV_KEYS)}"
+        hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(ENV_KEYS)}"
         raise ConfigError(f"{source}: {key!r} is not a key of an environment; {hint}")
     lines = key in ("requirements", "extra_index", "no_deps")
     if lines and isinstance(value, list | tuple) and all(isinstance(v, str) and v.strip() for v in value):
@@ -207,7 +207,9 @@ def strangers(environ: Mapping[str, str] | None = None) -> list[str]:
     """One warning for each OSTLER_ variable that nothing of Ostler reads."""
     names = sorted(os.environ if environ is None else environ)
     found = [n for n in names if n.startswith("OSTLER_") and is_strange(n.removeprefix("OSTLER_").lower())]
-    return [f"environment variable {name} is no setting of Ostler; docs/settings.md lists them" for name in found]
+    return [
+        f"environment variable {name} is not a setting of Ostler; docs/settings.md lists them all" for name in found
+    ]
 
 
 def _close_matches(key: str, names: list[str], cutoff: float) -> list[str]:
@@ -246,7 +248,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
 def _typed(known: Mapping[str, Any], key: str, value: Any, source: str) -> Any:
     if key not in known:
         close = _close_matches(key, [*known, "pools", "env"], 0.6)
-        hint = f"; did you mean {close[0]!r}?" if close else "; docs/settings.md lists the known ones"
+        hint = f"; did you mean {close[0]!r}?" if close else "; docs/settings.md lists them all"
         raise ConfigError(f"{source} is not a known setting{hint}")
     kind = str(known[key].type).partition(" | ")[0]
     try:
@@ -306,7 +308,7 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"port must be between 0 and 65535, found {settings.port}")
     if settings.max_payload > 16 * 1024 * 1024:
         raise ConfigError(
-            f"max_payload must be at most 16777216 (16 MiB), found {settings.max_payload}; pass larger things by path or key"
+            f"max_payload must be at most 16777216 (16 MiB), found {settings.max_payload}; put larger data into files and pass their paths"
         )
     if settings.log_level not in ("debug", "info", "warning", "error"):
         raise ConfigError(f"log_level must be debug, info, warning or error, found {settings.log_level!r}")
@@ -314,7 +316,7 @@ def check(settings: Settings) -> None:
         raise ConfigError(f"log_format must be text or json, found {settings.log_format!r}")
     if not is_loopback(settings.host) and not settings.token:
         raise ConfigError(
-            f"host {settings.host} can be reached from other machines, so a token is needed: set OSTLER_TOKEN, or listen on 127.0.0.1"
+            f"host {settings.host} can be reached from other machines, which requires a token: set OSTLER_TOKEN, or listen on 127.0.0.1"
         )
     for name, pool in settings.pools.items():
         check_pool(settings, name, pool)
@@ -354,8 +356,8 @@ def _check_registry(settings: Settings) -> None:
     for less, more, then in (
         (beat, ttl, "healthy workers would look dead"),
         (beat, "registry_command_ttl", "commands would expire before they are seen"),
-        (ttl, "registry_command_ttl", "a command could expire before a worker that was away for a moment sees it"),
-        (ttl, "registry_sweep", "the sweep would look for dead workers before any can be"),
+        (ttl, "registry_command_ttl", "a command could expire before a briefly disconnected worker sees it"),
+        (ttl, "registry_sweep", "the sweep would run before any worker can have expired"),
     ):
         low, high = getattr(settings, less), getattr(settings, more)
         if not low < high:

@@ -1,31 +1,31 @@
-"""What can go wrong, as a tree. Every message says what, which id, what was found and what to do.
+"""All exceptions, as a tree. Every message says what happened, to which id, what was found and what to do.
 
 OstlerError
-├── ConfigError          a setting, file or address is wrong: the node refuses to start (exit code 2)
-│   └── NoAccess         this user may not use the data directory
-├── InputError           what a caller sent cannot be taken; nothing was stored (HTTP 4xx, exit code 2)
+├── ConfigError          a setting, file or address is wrong; the node does not start (exit code 2)
+│   └── NoAccess         this user has no access to the data directory
+├── InputError           the input is invalid; nothing was stored (HTTP 4xx, exit code 2)
 │   ├── UnknownTask      422  no such task is declared
-│   ├── BadArguments     422  arguments do not fit the task's signature, or are not JSON
-│   ├── PayloadTooLarge  413  arguments over `max_payload`
+│   ├── BadArguments     422  the arguments do not match the task's signature, or are not JSON
+│   ├── PayloadTooLarge  413  the arguments are larger than `max_payload`
 │   ├── NotFound         404  no such job, worker or pool
 │   └── Conflict         409  it exists, but its state does not allow this
 ├── StoreBusy            503  the store is locked, full or unreachable for now; nothing was stored
 │   ├── StoreGone        503  the database file was deleted or replaced while it was in use
-│   ├── StoreDoubt       503  the connection was lost during a commit: it may have been stored
+│   ├── StoreDoubt       503  the connection was lost during a commit; it may have been stored
 │   └── RegistryAway     503  the registry of sessions (Redis) does not answer; open sessions go on
 ├── EnvError             500  an environment cannot be built, removed or used
-│   └── EnvNotBuilt      503  it has to be built first; the message has the command
-├── CallError            a call to a model was not answered with a result; it has the node's code, status and request id
-│   ├── CallRefused      4xx  what was sent cannot be called: the same call would be refused again
+│   └── EnvNotBuilt      503  it must be built first; the message has the command
+├── CallError            a call to a model returned no result; has the node's code, status and request id
+│   ├── CallRefused      4xx  the call is invalid; sending it again would not help
 │   ├── CallBusy         429, 503  nothing was run; `retry_after` says when to try again
-│   ├── CallTimeout      504  it took longer than it may; also a TimeoutError
-│   └── ModelFailed      500, 502, 503, 507  the model raised, died or cannot be loaded; a call that had begun may have had effects
-├── JobFailed            500  `.result()` of a job that failed for good; it has the job's code, message and traceback
-│   └── JobCancelled     409  … of a job that was cancelled
-├── JobTimeout           504  the job has not ended in time; it goes on. Also a TimeoutError
+│   ├── CallTimeout      504  it took too long; also a TimeoutError
+│   └── ModelFailed      500, 502, 503, 507  the model raised, died or cannot be loaded; the call may have had side effects
+├── JobFailed            500  raised by `.result()` of a failed job; has its code, message and traceback
+│   └── JobCancelled     409  raised by `.result()` of a cancelled job
+├── JobTimeout           504  the job has not ended in time, and continues. Also a TimeoutError
 ├── Unreachable          502  another node cannot be reached from here
-├── NodeLost             503  this node was declared dead by another: what it had is dropped
-└── IllegalTransition    a worker was asked to move along an edge that the lifecycle does not have (a bug)
+├── NodeLost             503  another node declared this one dead; its results are dropped
+└── IllegalTransition    a worker was asked for a change of state that does not exist (a bug)
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from typing import Any
 
 
 class OstlerError(Exception):
-    """The root of all errors that Ostler raises on purpose."""
+    """The base class of all exceptions that Ostler raises."""
 
     code = "ERROR"
     status = 500
 
 
 class ConfigError(OstlerError):
-    """A setting is wrong. Raised before anything is started."""
+    """A declaration or setting is wrong. Raised before anything starts."""
 
     code = "CONFIG"
 
 
 class NoAccess(ConfigError):
-    """This process may not use the data directory. The message says whose it is and what to do."""
+    """This process has no access to the data directory. The message says who owns it and what to do."""
 
     code = "PERMISSION_DENIED"
 
 
 class InputError(OstlerError):
-    """What a caller sent cannot be taken. Nothing was stored."""
+    """The input is invalid. Nothing was stored."""
 
     code = "BAD_INPUT"
     status = 422
@@ -66,7 +66,7 @@ class UnknownTask(InputError):
 
 
 class BadArguments(InputError):
-    """The arguments do not fit the task's signature, or are not JSON."""
+    """The arguments do not match the task's signature, or are not JSON."""
 
     code = "BAD_ARGUMENTS"
 
@@ -86,33 +86,33 @@ class NotFound(InputError):
 
 
 class Conflict(InputError):
-    """The thing exists, but its state does not allow what was asked."""
+    """It exists, but its state does not allow this."""
 
     code = "CONFLICT"
     status = 409
 
 
 class StoreBusy(OstlerError):
-    """The store could not take the write within its time; nothing was stored. Try again."""
+    """The store was locked, full or unreachable for `store_patience`; nothing was stored. Try again."""
 
     code = "STORE_BUSY"
     status = 503
 
 
 class StoreGone(StoreBusy):
-    """The database file was deleted or replaced while it was in use. Nothing that can be found again was stored."""
+    """The database file was deleted or replaced while in use. Nothing was stored."""
 
     code = "STORE_GONE"
 
 
 class StoreDoubt(StoreBusy):
-    """The connection was lost during a commit: what it had may be stored or not."""
+    """The connection was lost during a commit: the data may or may not have been stored."""
 
     code = "STORE_DOUBT"
 
 
 class RegistryAway(StoreBusy):
-    """The registry of sessions does not answer. Open sessions go on; new ones are refused until it does."""
+    """The registry of sessions does not answer. Open sessions continue; new ones are refused until it does."""
 
     code = "REGISTRY"
 
@@ -124,14 +124,14 @@ class EnvError(OstlerError):
 
 
 class EnvNotBuilt(EnvError):
-    """The environment has to be built first. The message has the command that does it."""
+    """The environment must be built first. The message has the command."""
 
     code = "ENV_NOT_BUILT"
     status = 503
 
 
 class CallError(OstlerError):
-    """A call to a model was not answered with a result. The kinds below say what follows from it; `code` says exactly what happened."""
+    """A call to a model returned no result. The subclass says what to do about it; `code` says exactly what happened."""
 
     code = "CALL_FAILED"
 
@@ -149,36 +149,36 @@ class CallError(OstlerError):
 
 
 class CallRefused(CallError):
-    """What was sent cannot be called, and was not run: no such task or model, a payload that the model does not take."""
+    """The call is invalid and was not run: unknown task or model, or a payload that the model rejects."""
 
     code = "CALL_REFUSED"
     status = 400
 
 
 class CallBusy(CallError):
-    """Nothing was run: too many calls wait, or there is no node. `retry_after` (seconds), if known, says when to try again."""
+    """Nothing was run: too many calls are waiting, or there is no node. `retry_after` is when to try again (seconds), if known."""
 
     code = "BUSY"
     status = 503
 
 
 class CallTimeout(CallError, TimeoutError):
-    """The call took longer than it may, and is cancelled."""
+    """The call took too long and was cancelled."""
 
     code = "DEADLINE"
     status = 504
 
 
 class ModelFailed(CallError):
-    """The model raised, its process died, or it cannot be loaded. A call that had begun may have had effects, and is not repeated."""
+    """The model raised, its process died, or it cannot be loaded. The call is not repeated, because it may have had side effects."""
 
     code = "MODEL_ERROR"
 
 
 class JobFailed(OstlerError):
-    """The job that somebody waited for failed for good. `code`, `message` and `traceback` are those of its last run; `job` is its id.
+    """A job that was waited for has failed for good. `code`, `message` and `traceback` are from its last run; `job` is its id.
 
-    `errors` has all of its runs that failed, oldest first, as `JobId.errors()` gives them.
+    `errors` lists all failed runs, oldest first, like `JobId.errors()`.
     """
 
     status = 500
@@ -192,10 +192,12 @@ class JobFailed(OstlerError):
         traceback: str | None = None,
         errors: list[dict[str, Any]] | None = None,
     ) -> None:
-        super().__init__(job, task, code, message, traceback, errors)  # all of them: an exception is pickled with these
+        super().__init__(
+            job, task, code, message, traceback, errors
+        )  # all of them, so that the exception can be pickled
         self.job, self.task, self.code, self.message, self.traceback = job, task, code, message, traceback
         self.errors = errors or []
-        if traceback:  # printed behind the message; a note, as Python 3.11 has them
+        if traceback:  # printed after the message, as a note (PEP 678)
             self.__notes__ = [f"\nIn the worker:\n{traceback.rstrip()}"]
 
     def __str__(self) -> str:
@@ -203,7 +205,7 @@ class JobFailed(OstlerError):
 
 
 class JobCancelled(JobFailed):
-    """The job that somebody waited for was cancelled."""
+    """A job that was waited for was cancelled."""
 
     status = 409
 
@@ -212,7 +214,7 @@ class JobCancelled(JobFailed):
 
 
 class JobTimeout(OstlerError, TimeoutError):
-    """The job has not ended in time. It goes on; `state` is the status that was found."""
+    """The job has not ended in time, and continues. `state` is its current status."""
 
     code = "TIMEOUT"
     status = 504
@@ -226,20 +228,20 @@ class JobTimeout(OstlerError, TimeoutError):
 
 
 class Unreachable(OstlerError):
-    """Another node has what was asked for, and cannot be reached from here."""
+    """The node that has what was asked for cannot be reached from here."""
 
     code = "NODE_UNREACHABLE"
     status = 502
 
 
 class NodeLost(OstlerError):
-    """This node was declared dead by another one: its jobs run elsewhere, and nothing that it writes is taken."""
+    """Another node declared this one dead: its jobs run elsewhere, and its writes are refused."""
 
     code = "NODE_LOST"
     status = 503
 
 
 class IllegalTransition(OstlerError):
-    """A worker was moved along an edge that the table of transitions does not have."""
+    """A worker was asked for a change of state that the table of transitions does not have."""
 
     code = "ILLEGAL_TRANSITION"

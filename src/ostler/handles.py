@@ -32,6 +32,9 @@ class JobId(int, Generic[R_co]):
     _app: Ostler | None = None
     _is_chain = False
     _is_guest = False  # it was stored in a transaction of the caller's
+    is_new: bool = True
+    """False where a job with the same unique key was there already: then nothing was stored, and this is that job's id. In a PostgreSQL
+    transaction of your own it is always True."""
 
     @classmethod
     def of(cls, app: Ostler, job: int, *, chain: bool = False, guest: bool = False) -> Self:
@@ -41,6 +44,8 @@ class JobId(int, Generic[R_co]):
             made._is_chain = True
         if guest:
             made._is_guest = True
+        if not getattr(job, "is_new", True):
+            made.is_new = False
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:

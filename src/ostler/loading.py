@@ -1,4 +1,4 @@
-"""Importing a user's file, and nothing else: while that goes on, no job is stored. Standard library alone.
+"""Imports a user's file. Nothing can be enqueued while that happens. Standard library only.
 
 A node, each of its workers and `ostler check` import the app's file. If importing it stored jobs, there would be more of them with every start.
 """
@@ -30,13 +30,13 @@ class _Load:
 _loads: ContextVar[_Load | None] = ContextVar("loads", default=None)
 
 
-def refuse(does: str = "stores a job") -> None:
+def refuse(does: str = "enqueues a job") -> None:
     """Raise ConfigError when an app is being loaded here."""
     load = _loads.get()
     if load is not None and not load.over:
         raise ConfigError(
-            f"{load.what} {does} while it is loaded{_line()}; a node, each worker and `ostler check` load it, so each would do "
-            'it: put the call under if __name__ == "__main__": or into another script'
+            f"{load.what} {does} while it is being imported{_line()}. The node, every worker and `ostler check` import it, and each would do "
+            'it again: put the call under if __name__ == "__main__": or into another script'
         )
 
 
@@ -67,9 +67,9 @@ def find(target: str, kind: type[_App]) -> _App:
     apps = {name: value for name, value in vars(module).items() if isinstance(value, kind)}
     if len({id(a) for a in apps.values()}) != 1:
         what = (
-            f"several apps ({', '.join(apps)}); name one, as in {target}:{next(iter(apps))}"
+            f"several apps ({', '.join(apps)}); choose one, for example {target}:{next(iter(apps))}"
             if apps
-            else "no app: write app = Ostler() in it"
+            else "no app; add app = Ostler()"
         )
         raise ConfigError(f"{target} has {what}")
     return next(iter(apps.values()))

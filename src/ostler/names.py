@@ -20,7 +20,7 @@ def pool_name(name: str) -> str:
     """The name, when it is one for a pool; raises ConfigError."""
     if not is_pool_name(name):
         raise ConfigError(
-            f"{name!r} is not usable as a name of a queue or pool: letters, digits, '_', '.' and '-', at most 63, please"
+            f"{name!r} cannot be the name of a queue or pool; use letters, digits, '_', '.' and '-', at most 63"
         )
     return name
 

@@ -38,25 +38,23 @@ def prepare(data: Path, group: str = "") -> None:
         found = data.stat()
     except OSError as error:
         raise ConfigError(
-            f"the data directory {data} cannot be made: {error.strerror}; name another with --data"
+            f"the data directory {data} cannot be created: {error.strerror}; name another with --data"
         ) from error
     wanted = _OWN if gid is None else _SHARED
     if stat.S_IMODE(found.st_mode) == wanted and gid in (None, found.st_gid):
         return
     if found.st_mode & stat.S_ISVTX:  # /tmp and its like: not ours to close
-        log.warning(
-            "%s is shared by many users and stays as it is; give the node a directory of its own (--data)", data
-        )
+        log.warning("%s is shared by many users and was left unchanged; give the node its own directory (--data)", data)
         return
     if gid is not None and gid != found.st_gid:
         _give(data, gid, group)
     with contextlib.suppress(OSError):
         data.chmod(wanted)
     if (left := stat.S_IMODE(data.stat().st_mode)) != wanted:
-        log.warning("%s cannot be made private: its mode stays %04o where %04o is wanted", data, left, wanted)
+        log.warning("%s cannot be made private: its mode is %04o and should be %04o", data, left, wanted)
     elif not missing:
         _tighten(data, gid)
-        log.warning("%s had mode %04o and now has %04o, and so has all in it", data, found.st_mode & 0o7777, wanted)
+        log.warning("%s had mode %04o; it and its contents now have %04o", data, found.st_mode & 0o7777, wanted)
 
 
 def make(path: Path) -> Path:
@@ -124,9 +122,7 @@ def _gid(group: str) -> int:
     try:
         return grp.getgrnam(group).gr_gid
     except KeyError:
-        raise ConfigError(
-            f"group {group!r} does not exist on this machine; make it, or leave the setting out"
-        ) from None
+        raise ConfigError(f"group {group!r} does not exist on this machine; create it, or remove the setting") from None
 
 
 def _give(data: Path, gid: int, group: str) -> None:
@@ -134,7 +130,7 @@ def _give(data: Path, gid: int, group: str) -> None:
         os.chown(data, -1, gid)
     except OSError as error:
         raise ConfigError(
-            f"{data} cannot be given to group {group!r} ({error.strerror}): the node's user, {_user(os.geteuid())}, must be in it"
+            f"{data} cannot be given to group {group!r} ({error.strerror}): the node's user, {_user(os.geteuid())}, must be a member"
         ) from error
 
 

@@ -153,7 +153,8 @@ class Node:
                     self._serve(parts.supervisor, folder)
                     await self._stop.wait()
                     log.info(
-                        "stopping: workers finish what they have (up to %g s); once more to force", settings.stop_grace
+                        "stopping: running work may finish (up to %g s); signal again to stop at once",
+                        settings.stop_grace,
                     )
                     await parts.supervisor.drain()
         log.info("node %s has stopped", settings.node)
@@ -176,7 +177,7 @@ class Node:
         if self._signals == 1:
             self._stop.set()
         else:
-            log.warning("stopping by force")
+            log.warning("stopping at once")
             self._force()
 
     @property
@@ -195,7 +196,7 @@ class Node:
             except StoreBusy as error:
                 if not is_postgres(self.settings.store):
                     raise
-                log.warning("the node waits for its store: %s", error)
+                log.warning("waiting for the store: %s", error)
                 self._member.renew()  # whether a lost answer was a yes does not matter then
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), delay)

@@ -1,4 +1,4 @@
-"""For tests of your own jobs: run them here and now, with a clock that you move, and with deaths where you want them.
+"""Test your jobs: run them inside the test, with a clock that you control and with simulated crashes.
 
     from ostler.testing import Bench, kill_at
 
@@ -6,13 +6,13 @@
         with Bench(app) as bench:
             job = bench.enqueue(cut, source="a.mp4", start=0, end=2)
             with kill_at("source:ready"):
-                bench.run()                     # dies there, like a worker that was killed
+                bench.run()                     # dies there, as if the worker had been killed
             bench.run()
             assert job.result() == {"seconds": 2}
             assert job.info()["crashes"] == 1
 
-The store is a real one in a temporary directory. Jobs run through the code that a worker runs, and what follows from each end is
-decided by the code that a node runs; only the process is missing: the function runs in the test's own.
+The store is a real one, in a temporary directory. Jobs are run and their outcomes decided by the same code as on a node, except that
+the function runs in the test's own process.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _NODE, _WORKER = "bench", "worker:bench:0"
 
 
 class Killed(BaseException):
-    """What `kill_at` raises inside the job: nothing that a job catches by accident."""
+    """Raised inside the job by `kill_at`. A BaseException, so that the job does not catch it by accident."""
 
 
 _deaths: list[str] = []
@@ -58,7 +58,7 @@ _deaths: list[str] = []
 
 @contextlib.contextmanager
 def kill_at(event: str) -> Iterator[None]:
-    """Let the next job that reports this event (or the stage of a progress) die right there."""
+    """Simulate a crash of the next job that reports this event, or this stage with `job.progress`."""
     _deaths.append(event)
     try:
         yield
@@ -68,13 +68,13 @@ def kill_at(event: str) -> Iterator[None]:
 
 
 class _Here(Awaiting):
-    """Nothing runs jobs while a test waits."""
+    """Waits for jobs in a test, where nothing runs them meanwhile."""
 
     def ended(self, job: int, until: float | None) -> dict[str, Any]:
         found = self.look(job)
         if until is None and found["status"] not in ENDED:
             raise BadArguments(
-                f"job {job} is {found['status']}, and nothing runs it while you wait: call bench.run() first"
+                f"job {job} is {found['status']}, and nothing runs it while you wait; call bench.run() first"
             )
         return super().ended(job, until)
 
@@ -83,7 +83,7 @@ class _Here(Awaiting):
 
 
 class Bench:
-    """An app's jobs without a node. `now` is the clock, in seconds; `advance` moves it."""
+    """Runs an app's jobs without a node. `now` is the clock in seconds; `advance` moves it forward."""
 
     def __init__(self, app: Ostler, *, now: float = 1_700_000_000.0, crash_limit: int = 2) -> None:
         self.app, self.now = app, now
@@ -142,30 +142,30 @@ class Bench:
     @overload
     def enqueue(self, task: Task[P, R], *args: P.args, **kwargs: P.kwargs) -> JobId[R]: ...
     def enqueue(self, task: Task[..., Any], *args: Any, **kwargs: Any) -> JobId[Any]:
-        """Store a job at the bench's time."""
+        """Enqueue a job at the bench's time."""
         return self.put(task.s(*args, **kwargs))
 
     def put(self, step: Step[R]) -> JobId[R]:
-        """Store a step at the bench's time."""
+        """Enqueue a step at the bench's time."""
         job = step.prepared()
         if step.delay is not None:  # by the bench's clock
             job = job._replace(run_at=self._ms() + int(step.delay * 1000))
         return JobId.of(self.app, self.store.jobs.enqueue([job], self._ms())[0])
 
     def advance(self, seconds: float) -> None:
-        """Move the clock; schedules whose time has come store their jobs."""
+        """Move the clock forward; schedules that are due enqueue their jobs."""
         self.now += seconds
         self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = 1000) -> int:
-        """Run what is ready, one job after another, until nothing is, or one dies by `kill_at`. Returns how many ran."""
+        """Run the ready jobs one after another, until none is left or one is killed by `kill_at`. Returns how many ran."""
         for count in range(most):
             if not self.step():
                 return count
         return most
 
     def step(self) -> bool:
-        """Run the next ready job, if there is one."""
+        """Run the next ready job. Returns False if there is none, or if it was killed."""
         queues = sorted({task.queue for task in self.app.tasks.values()})
         for queue in queues:
             taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
@@ -174,7 +174,7 @@ class Bench:
         return False
 
     def enqueued(self, task: Task[..., Any] | None = None) -> list[dict[str, Any]]:
-        """The arguments of the jobs that wait to run, oldest first; of one task, or of all. For code that enqueues:
+        """The arguments of all waiting jobs (of one task), oldest first. To test code that enqueues:
         `assert bench.enqueued(send_mail) == [{"to": "ada@example.org"}]`.
         """
         found: list[int] = []
@@ -188,11 +188,11 @@ class Bench:
                 return [self.store.jobs.find(job)["args"] for job in sorted(found)]
 
     def job(self, job: int) -> dict[str, Any]:
-        """The job with its timeline."""
+        """The job with its timeline, as `GET /api/v1/jobs/{id}` shows it."""
         return self.store.jobs.get(job)
 
     def events(self, job: int) -> list[str]:
-        """The names of its timeline."""
+        """The names of the job's events, oldest first."""
         return [event["name"] for event in self.store.jobs.events(job)]
 
     # ---- how it is run
@@ -228,7 +228,7 @@ class Bench:
         return not end.crash
 
     def _end(self, claim: Claim, job: Job, began: int) -> Finish | Requeue:
-        """What a node would make of the run."""
+        """How a node would record the run."""
         try:
             outcome = execute.run(
                 self.app.tasks.get(claim.task),

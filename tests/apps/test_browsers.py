@@ -243,7 +243,7 @@ def test_the_apps_pools_are_those_that_this_machine_can_have() -> None:
     chosen = declared(Given(pools=("chromium-sticky",))).session_pools
     assert [*chosen] == ["chromium-sticky"]
     assert chosen["chromium-sticky"].options.sticky == 60
-    with pytest.raises(ConfigError, match="known are: chromium"):
+    with pytest.raises(ConfigError, match="known: chromium"):
         declared(Given(pools=("chrome",)))
 
 

@@ -442,7 +442,7 @@ def test_a_call_while_the_app_is_loaded_is_refused(node: Node, tmp_path: Path) -
 
     file = tmp_path / "eager.py"
     file.write_text("from ostler import Ostler\napp = Ostler()\napp.call_sync('echo', 'echo', 1)\n")
-    with pytest.raises(ConfigError, match="calls a model while it is loaded"):
+    with pytest.raises(ConfigError, match="calls a model while it is being imported"):
         load(str(file))
 
 

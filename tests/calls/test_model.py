@@ -41,7 +41,7 @@ def test_options_of_an_id_are_put_over_those_of_all() -> None:
     )
     assert spec.options("minilm") == ModelOptions(idle=30.0, timeout=120.0)
     assert spec.options("org/big:7b") == ModelOptions(env="big", gpu_mb=9000, pinned=True, idle=300.0, timeout=120.0)
-    with pytest.raises(NotFound, match=r"embedding has no model 'x'; known are: minilm, org/big:7b"):
+    with pytest.raises(NotFound, match=r"embedding has no model 'x'; known: minilm, org/big:7b"):
         spec.options("x")
 
 
@@ -81,8 +81,8 @@ def test_the_defaults_are_the_documented_ones() -> None:
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"idel": 5}, "has no option 'idel'; known are: env,"),
-        ({"idle": "soon"}, "idle must be a number of seconds or a text such as \"5m\", found 'soon'"),
+        ({"idel": 5}, "has no option 'idel'; known: env,"),
+        ({"idle": "soon"}, "idle must be a number of seconds or text such as \"5m\", found 'soon'"),
         ({"idle": float("nan")}, "idle must be"),
         ({"idle": True}, "idle must be"),
         ({"timeout": 0}, "timeout must be more than 0 seconds, found 0"),
@@ -112,9 +112,9 @@ def test_a_wrong_option_is_refused_with_what_was_found(options: dict, says: str)
 
 
 def test_batch_and_concurrency_exclude_each_other() -> None:
-    with pytest.raises(ConfigError, match=r"batch=8 and concurrency=2 exclude each other; use workers="):
+    with pytest.raises(ConfigError, match=r"batch=8 and concurrency=2 cannot be combined; use workers="):
         declared(Batched, batch=8, concurrency=2)
-    with pytest.raises(ConfigError, match="exclude each other"):
+    with pytest.raises(ConfigError, match="cannot be combined"):
         declared(Batched, batch=8, models={"a": {"concurrency": 2}})
 
 
@@ -184,11 +184,11 @@ def test_a_server_says_how_it_is_reached_and_when_it_is_ready() -> None:
     for argv, more, says in [
         ("llama-server", {}, "argv must be a list of strings"),
         ([], {}, "argv must be a list of strings"),
-        (["x"], {}, "give it {port} or {socket}"),
-        (["x", "{prot}"], {}, "{prot} is not a place that can be filled; known are {port}, {socket}, {model}, {n}"),
+        (["x"], {}, "put {port} or {socket}"),
+        (["x", "{prot}"], {}, "{prot} is not a placeholder; use {port}, {socket}, {model}, {n}"),
         (["x", "{port}"], {"ready": "soon"}, "is not a probe"),
         (["x", "{port}"], {"ready": "line:("}, "is not a regular expression"),
-        (["x", "{port}"], {"batch": 2}, "a server makes its own batches"),
+        (["x", "{port}"], {"batch": 2}, "a server does its own batching"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(says)):
             app.server("other", argv, **more)
@@ -311,5 +311,5 @@ def test_an_async_chat_needs_an_async_infer() -> None:
         def infer(self, payload: object) -> object: ...
         async def chat(self, messages: object, options: object) -> object: ...
 
-    with pytest.raises(ConfigError, match="Model.chat is async, so infer must be, too"):
+    with pytest.raises(ConfigError, match="Model.chat is async, so infer must be async"):
         Ostler().model("talk")(Model)

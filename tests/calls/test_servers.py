@@ -70,7 +70,7 @@ def test_a_server_that_answers_garbage_is_a_502_and_no_more(node: Node) -> None:
 
 @pytest.mark.parametrize(
     ("task", "why"),
-    [("nowhere", "no program 'no-such-program-anywhere'"), ("filed", "there-is-no-filed.bin is not there")],
+    [("nowhere", "no program 'no-such-program-anywhere'"), ("filed", "there-is-no-filed.bin does not exist")],
 )
 def test_what_is_not_there_is_unavailable_and_says_why(node: Node, task: str, why: str) -> None:
     shown = state(node, f"{task}:{task}")

@@ -73,7 +73,7 @@ def test_an_app_that_cannot_be_loaded_exits_with_70_and_the_reason(tmp_path: Pat
         assert "'nothing_of_that_name'" in bench.wait("failed")[1]
     with worker(tmp_path, "unknown", ready=False) as bench:
         assert bench.ended() == 70
-        assert "declares no model 'unknown'; known are: abatch," in bench.wait("failed")[1]
+        assert "declares no model 'unknown'; known: abatch," in bench.wait("failed")[1]
 
 
 @pytest.mark.parametrize(

@@ -290,7 +290,7 @@ def test_a_variable_that_nothing_reads_is_a_warning(tmp_path: Path) -> None:
     done = ostler("check", str(APP), cwd=tmp_path, OSTLER_FOO_BAR="1", OSTLER_CLIPS_ROOTS="/")
     assert done.returncode == 0, done
     assert done.stdout.count("warning: environment variable") == 1
-    assert "warning: environment variable OSTLER_FOO_BAR is no setting of Ostler" in done.stdout
+    assert "warning: environment variable OSTLER_FOO_BAR is not a setting of Ostler" in done.stdout
 
 
 def test_cancel_says_which_options_it_has_and_works_with_and_without_a_node(make_node) -> None:

@@ -106,7 +106,7 @@ def test_a_node_that_starts_while_its_server_is_locked_says_so_and_waits(databas
     node.stop()
     with locked(node):
         node.start_process()
-        until(lambda: "the node waits for its store" in node.log(), "the node to say that it waits")
+        until(lambda: "waiting for the store" in node.log(), "the node to say that it waits")
         assert "cannot be used right now (" in node.log()
         assert "Traceback" not in node.log()
     node.await_up(node.pid)

@@ -115,6 +115,15 @@ def test_what_the_code_under_test_has_enqueued() -> None:
         assert bench.enqueued(work.add) == []
 
 
+def test_a_unique_job_that_was_there_already_is_told() -> None:
+    with Bench(work.app):
+        first = work.add.options(unique_key="k").enqueue(a=1)
+        again = work.add.options(unique_key="k").enqueue(a=2)
+        many = work.add.options(unique_key="k").enqueue_many([{"a": 3}])
+        assert (first.is_new, again.is_new, again, many[0].is_new) == (True, False, first, False)
+        assert work.add.enqueue(a=1).is_new
+
+
 def test_failures_and_schedules() -> None:
     with Bench(app) as bench:
         job = bench.enqueue(never)

@@ -250,7 +250,7 @@ def test_a_cancel_whose_sigterm_crosses_the_jobs_end_blames_neither_worker_nor_t
         assert (end.reason, end.kind) == ("cancelled", "asked")
         desk.dispatcher.gone(worker, end)
         await desk.turn()
-        assert desk.status(first, second) == [("done", 1, 0), ("queued", 1, 0)]
+        assert desk.status(first, second) == [("done", 1, 0), ("queued", 0, 0)]
 
     run(scenario)
 

@@ -146,6 +146,43 @@ def test_a_batch_calls_back_once_when_all_have_ended(store: Store) -> None:
     assert store.jobs.flows.get_batch(batch)["failed"] == 0
 
 
+def test_what_belongs_to_a_job_is_told_from_any_part_of_it(store: Store) -> None:
+    following = json.dumps([step_of(job(task="second"), "x"), step_of(job(task="third"))])
+    part = job(task="first", next=following)
+    batch, [first, alone] = store.jobs.flows.batch([part, job()], step_of(job(task="after"), "summary"), 1)
+    claims = {c.id: c for c in claim(store).claims}
+    end(store, claims[first])
+    second = next(step for step in store.jobs.flows.related(first)["chain"]["steps"] if step["step"] == 1)
+    assert (second["task"], second["status"]) == ("second", "queued")
+    chain = store.jobs.flows.related(second["job"])["chain"]
+    assert (chain["first"], chain["total"], chain["broken"]) == (first, 3, False)
+    assert [(s["task"], s["job"], s["status"]) for s in chain["steps"]] == [
+        ("first", first, "done"),
+        ("second", second["job"], "queued"),
+        ("third", None, None),
+    ]
+    store.jobs.cancel(second["job"], 3)
+    assert store.jobs.flows.related(first)["chain"]["broken"]
+    end(store, claims[alone], "failed")
+    callback = store.jobs.flows.get_batch(batch)["callback_job"]
+    found = store.jobs.flows.related(callback)
+    assert (found["chain"], found["batch"], found["follows"]["id"]) == (None, None, batch)
+    assert store.jobs.flows.related(alone)["batch"]["failed"] == 2
+    with pytest.raises(NotFound, match="there is no job 999"):
+        store.jobs.flows.related(999)
+
+
+def test_a_job_in_the_middle_of_a_long_chain_is_shown_with_its_neighbours(store: Store) -> None:
+    steps = json.dumps([step_of(job(task=f"t{n}")) for n in range(1, 100)])
+    store.jobs.put([job(task="t0", next=steps)], 1)
+    for _ in range(50):
+        [last] = claim(store, 1).claims
+        end(store, last)
+    chain = store.jobs.flows.related(last.id)["chain"]
+    assert chain["total"] == 100
+    assert [step["task"] for step in chain["steps"]] == [f"t{n}" for n in range(39, 60)]
+
+
 def test_cancelled_jobs_count_for_their_batch_and_an_empty_batch_has_ended(store: Store) -> None:
     batch, ids = store.jobs.flows.batch([job(), job()], step_of(job(task="after")), 1)
     store.jobs.cancel(ids[0], 2)

@@ -214,7 +214,7 @@ def test_an_unknown_environment_is_refused(tmp_path: Path) -> None:
 def test_a_command_has_no_environment() -> None:
     app = Ostler()
     app.command("web", ["true"])
-    with pytest.raises(ConfigError, match="command 'web' has no env"):
+    with pytest.raises(ConfigError, match="command 'web' cannot have an env"):
         check_app(config.Settings(pools={"web": config.PoolSettings(env="x")}), app, "app.py")
 
 

@@ -202,7 +202,7 @@ def test_names_do_not_clash() -> None:
         a.command("x", ["true"])
     with pytest.raises(ConfigError, match="already"):
         a.job(queue="x")(lambda job: None)
-    with pytest.raises(ConfigError, match="not usable"):
+    with pytest.raises(ConfigError, match="cannot be the name"):
         a.command("a/b", ["true"])
 
 

@@ -34,7 +34,7 @@ def test_a_node_waits_for_a_server_that_is_away_and_says_so(fleet: Fleet) -> Non
     fleet.server.stop()
     node = fleet.node("--pool", "work=1", "--pool", "other=0", start=False)
     node.start_process()
-    until(lambda: "the node waits for its store" in node.log(), "it to say so")
+    until(lambda: "waiting for the store" in node.log(), "it to say so")
     assert node.process.poll() is None
     fleet.server.start()
     fleet.await_up(node)
@@ -45,5 +45,5 @@ def test_a_node_that_waits_for_its_store_stops_when_asked(fleet: Fleet) -> None:
     fleet.server.stop()
     node = fleet.node("--pool", "work=1", "--pool", "other=0", start=False)
     node.start_process()
-    until(lambda: "the node waits for its store" in node.log(), "it to wait")
+    until(lambda: "waiting for the store" in node.log(), "it to wait")
     assert node.stop() == 0

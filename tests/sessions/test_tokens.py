@@ -77,7 +77,7 @@ def test_tokens_come_from_the_settings_file(tmp_path: Path) -> None:
         ("[tokens.a]\nsecret = '0123456789abcdef'\npriority = 101", "priority must be a whole number from -100 to 100"),
         ("[tokens.a]\nsecret = '0123456789abcdef'\npool = 'x'", "'pool' is not a key of a token"),
         ("[tokens]\na = 3", "must be a table"),
-        ("[tokens.'a b']\nsecret = '0123456789abcdef'", "a token's name has letters"),
+        ("[tokens.'a b']\nsecret = '0123456789abcdef'", "a token's name may have letters"),
         (
             "[tokens.a]\nsecret = '0123456789abcdef'\n[tokens.b]\nsecret = '0123456789abcdef'",
             "a and b have the same secret",

@@ -32,7 +32,7 @@ def test_of_several_nodes_each_is_named_and_a_short_name_must_mean_one(store: St
         found.worker("worker:tag:0")
     assert len(found.several_named("tag")) == 4 and len(found.several_named("b/tag")) == 2
     for name in ("worker:nope:0", "c/worker:tag:0"):
-        with pytest.raises(NotFound, match="known are"):
+        with pytest.raises(NotFound, match="known: "):
             found.worker(name)
     with pytest.raises(NotFound, match="no worker or pool 'nope'"):
         found.several_named("nope")

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 from ostler import private
+from ostler.jobs.results import LocalResults
 from ostler.store.identity import SECRET
+from tests.browser import PATIENCE, launched
 from tests.harness import Node, until
 
 APP = Path(__file__).with_name("artifacts_app.py")
@@ -228,6 +230,36 @@ def test_only_what_cannot_act_is_shown(node: Node, name: str, kind: str, how: st
     assert headers["content-disposition"] == f"attachment; filename*=UTF-8''{name}"
 
 
+ATTACK = "<script>parent.window.name = 'hit'; document.title = 'hit'</script>"
+SVG = f'<svg xmlns="http://www.w3.org/2000/svg" width="9" height="9" onload="document.title = \'hit\'">{ATTACK}</svg>'
+
+
+def test_in_a_browser_nothing_that_was_published_runs_as_a_page_of_the_node(node: Node) -> None:
+    """Opened, framed, shown as an image, and loaded as a script, from a page of the node's own."""
+    for key, text in {"x/a.html": ATTACK, "x/a.svg": SVG, "x/a.js": "window.name = 'hit'", "x/a.txt": ATTACK}.items():
+        run(node, "publish", key=key, text=text)
+    look = """async () => {
+        const at = "/api/v1/artifacts/x/a.", made = [];
+        for (const [tag, ending] of [["iframe", "html"], ["iframe", "svg"], ["iframe", "txt"], ["script", "js"], ["script", "txt"], ["img", "svg"]]) {
+            const one = document.createElement(tag);
+            made.push(new Promise((done) => { one.onload = () => done("load"); one.onerror = () => done("error"); setTimeout(done, 2000, "neither"); }));
+            one.src = at + ending;
+            document.body.append(one);
+        }
+        return [...await Promise.all(made), window.name, document.title];
+    }"""
+    with launched() as browser:
+        page = browser.new_page()
+        # A page without a policy: what protects here is the artifact's own answer.
+        page.route("**/bare", lambda route: route.fulfill(body="<title>bare</title>", content_type="text/html"))
+        page.goto(f"{node.url}/bare", timeout=PATIENCE)
+        *loaded, name, title = page.evaluate(look)
+        assert (name, title) == ("", "bare")
+        assert loaded[3:] == ["error", "error", "load"]  # no script; an image, which runs none of its own
+        page.goto(f"{node.url}/api/v1/artifacts/x/a.txt", timeout=PATIENCE)
+        assert page.title() != "hit" and "<script>" in page.inner_text("body")
+
+
 # ---- access
 
 
@@ -250,15 +282,16 @@ def test_without_the_token_nothing_is_told_or_read(node: Node, letters: str) -> 
 # ---- a file that goes while it is read, and one that is large
 
 
-def test_a_file_that_is_deleted_while_it_is_streamed_is_read_to_its_end(node: Node) -> None:
-    run(node, "publish_large", key="large.bin", megabytes=40)
+def test_a_file_that_retention_deletes_while_it_is_streamed_is_read_to_its_end(node: Node) -> None:
+    job = run(node, "publish_large", key="large.bin", megabytes=40)
+    with node.open_store() as store:
+        origin = store.meta.get("store_id")
     parts = urllib.parse.urlsplit(node.url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=60)
     connection.request("GET", "/api/v1/artifacts/large.bin")
     answer = connection.getresponse()
     body = answer.read(1_000_000)
-    for path in (node.folder / "results").glob("*large.bin*"):
-        path.unlink()
+    assert LocalResults(node.folder / "results").remove("large.bin", job, origin or "")  # as upkeep does
     assert fetch(node, "/api/v1/artifacts/large.bin")[0] == 404
     while piece := answer.read(1_000_000):
         body += piece

@@ -214,7 +214,7 @@ def test_a_lost_connection_is_shown_and_heals_by_itself(make_node, page: Page) -
     expect(page.locator(f"#job-{first} .pill")).to_have_text("done")
     node.kill()
     expect(page.locator("#connection")).to_have_text("no connection")
-    expect(page.get_by_role("alert").filter(has_text="does not answer")).to_be_visible()
+    expect(page.locator("#lost")).to_contain_text("does not answer")
     node.start()
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#lost")).to_be_hidden()
@@ -273,8 +273,12 @@ def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: P
 
 def test_some_jobs_are_selected_and_retried_then_all_that_match(node: Node, page: Page) -> None:
     failed = [node.wait_job(node.enqueue("gives_up"))["id"] for _ in range(3)]
-    opened(page, node, "#/jobs?status=failed")
+    opened(page, node)
+    health = page.get_by_role("region", name="Health")
+    expect(health).to_contain_text("Running, but jobs are failing")
+    health.get_by_role("link", name="3 jobs of gives_up failed").click()
     expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_role("button", name="Remove the filter code").click()
     page.get_by_role("checkbox", name=f"Select job {failed[0]}").check()
     bulk = page.get_by_role("group", name="Selected jobs")
     expect(bulk).to_contain_text("1 selected")
@@ -363,6 +367,13 @@ def test_what_users_wrote_is_shown_as_text(node: Node, page: Page) -> None:
     opened(page, node, "#/jobs")
     job = node.wait_job(node.enqueue("returns", what="ä \\u00e4 ☃\n"))["id"]  # this one comes by the stream
     expect(page.locator(f"#job-{job}")).to_contain_text(r'''"ä \\u00e4 ☃\n"''')
+
+
+def test_an_app_of_jobs_alone_has_no_tabs_for_other_things(node: Node, page: Page) -> None:
+    opened(page, node)
+    expect(page.locator("nav a:visible")).to_have_text(["Overview", "Jobs", "Workers"])
+    page.goto(f"{node.url}/#/sessions")  # a page that is looked at has its tab
+    expect(page.locator("nav a[aria-current]:visible")).to_have_text("Sessions")
 
 
 def test_an_address_that_leads_nowhere_is_said_to(node: Node, page: Page) -> None:

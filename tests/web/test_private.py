@@ -74,7 +74,7 @@ def test_an_existing_directory_is_tightened_at_the_next_start_and_the_log_says_s
     node.start()
     assert wrong_modes(node.folder, 0o700, 0o600, 0o600).keys() <= {"link"}
     assert stat.S_IMODE(outside.stat().st_mode) == 0o644
-    assert "had mode 0755 and now has 0700" in node.log()
+    assert "had mode 0755; it and its contents now have 0700" in node.log()
     node.stop()
     said = node.log().count("had mode")
     node.start()
@@ -247,7 +247,7 @@ def test_a_directory_whose_mode_cannot_be_changed_is_one_warning(place) -> None:
     done = users.run(NOBODY, "-c", code, str(data))
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("WARNING") == 1, done.stderr
-    assert "its mode stays 0777" in done.stderr
+    assert "its mode is 0777" in done.stderr
     assert done.stdout.strip() != "planted", "a token that somebody else has put there is not the node's"
     assert stat.S_IMODE((data / "token").stat().st_mode) == 0o600
 
@@ -259,7 +259,7 @@ def test_a_directory_of_everybody_is_not_closed(place) -> None:
         "import logging, sys; from pathlib import Path; from ostler import private; private.prepare(Path(sys.argv[1]))"
     )
     done = users.run(0, "-c", code, str(place))
-    assert "stays as it is" in done.stderr
+    assert "left unchanged" in done.stderr
     assert stat.S_IMODE(place.stat().st_mode) == 0o1777
 
 

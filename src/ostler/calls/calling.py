@@ -1,4 +1,4 @@
-"""How an app calls models: from any program beside a running node, and from its jobs. Nothing is loaded before the first call."""
+"""How an app calls models, from jobs and from other programs. Nothing is loaded before the first call."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
 
 
 class CallOptions(TypedDict, total=False):
-    """What may be said of a call. Times are seconds, or a text such as "5m"."""
+    """Options of a call. Times are seconds, or text such as "5m"."""
 
     timeout: Duration | None
-    """How long you wait in all; then CallTimeout, and the call is cancelled."""
+    """How long to wait in total; then the call is cancelled and CallTimeout is raised."""
     keep_alive: Duration | None
-    """How long the model stays loaded after this call: 0 leaves at once, -1 stays."""
+    """How long the model stays loaded after this call: 0 unloads it at once, -1 keeps it."""
     priority: int
-    """Among those that wait, the highest goes first."""
+    """Waiting calls with a higher priority go first."""
 
 
 class Calling:
-    """The methods of an app that call models of the running node. All of them raise CallError."""
+    """The methods of an app that call models of the running node. They raise CallError."""
 
     _caller: Caller | None = None
 
@@ -34,35 +34,34 @@ class Calling:
         raise NotImplementedError
 
     async def call(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Any:
-        """Call a model; its result. `model` None is the only one that the task has.
+        """Call a model and return its result. `model` may be None if the task has only one.
 
-        The payload is JSON, or bytes or a `Body`, which are sent as they are. A result of bytes is a `Body`, that of a model that
-        streams a list of its items. A task that is cancelled while it awaits this cancels the call. `options`: timeout, keep_alive,
-        priority.
+        The payload is JSON; bytes and a `Body` are sent unchanged. Bytes are returned as a `Body`, and the items of a stream as a list.
+        Cancelling the asyncio task cancels the call. `options`: timeout, keep_alive, priority.
         """
         return (await self.answer(task, model, payload, **options)).result
 
     def call_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Any:
-        """`call` for code that is not async: it blocks."""
+        """Like `call`, but blocking."""
         return self.answer_sync(task, model, payload, **options).result
 
     async def answer(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Answer:
-        """`call` with all that the node says: `result`, `request_id`, `processing_time_ms`, `model`."""
+        """Like `call`, but return the whole response: `result`, `request_id`, `processing_time_ms`, `model`."""
         caller, question = self._question(task, model, payload, options)
         return await caller.answer(question)
 
     def answer_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Answer:
-        """`answer` for code that is not async: it blocks."""
+        """Like `answer`, but blocking."""
         caller, question = self._question(task, model, payload, options)
         return caller.answer_sync(question)
 
     def stream(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> AsyncIterator[Any]:
-        """Call a model that streams; its items as they come. Leaving the loop, or cancelling its task, cancels the call."""
+        """Call a model that streams, and yield its items as they arrive. Leaving the loop or cancelling the asyncio task cancels the call."""
         caller, question = self._question(task, model, payload, options)
         return caller.stream(question)
 
     def stream_sync(self, task: str, model: str | None, payload: Any, **options: Unpack[CallOptions]) -> Iterator[Any]:
-        """`stream` for code that is not async: it blocks."""
+        """Like `stream`, but blocking."""
         caller, question = self._question(task, model, payload, options)
         return caller.stream_sync(question)
 

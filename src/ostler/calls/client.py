@@ -142,7 +142,7 @@ def _encoded(task: str, model: str | None, payload: Any) -> tuple[str, dict[str,
     if isinstance(payload, Body):
         kind, body = form(payload) if payload.fields or payload.files else (payload.content_type, (payload.view,))
         if not _HEADER.fullmatch(kind):
-            raise BadArguments(f"the content type {kind[:80]!r} is not usable as a header")
+            raise BadArguments(f"the content type {kind[:80]!r} cannot be used as a header")
         return path + (f"?model={quote(model, safe='')}" if model else ""), {"content-type": kind}, body
     told = {"payload": payload} if model is None else {"model": model, "payload": payload}
     try:
@@ -156,9 +156,7 @@ def _plain(value: Any) -> Any:
     """Arrays and scalars of numpy and the like as lists and numbers."""
     if callable(convert := getattr(value, "tolist", None)):
         return convert()
-    raise TypeError(
-        f"a {type(value).__name__} is not JSON; send bytes or an ostler.Body alone, and other things as JSON"
-    )
+    raise TypeError(f"a {type(value).__name__} is not JSON; bytes or an ostler.Body can only be the whole payload")
 
 
 def form(body: Body) -> tuple[str, tuple[bytes | memoryview, ...]]:
@@ -175,7 +173,7 @@ def form(body: Body) -> tuple[str, tuple[bytes | memoryview, ...]]:
     files = body.files or {"file": body}
     for name, file in files.items():
         if not _HEADER.fullmatch(file.content_type):
-            raise BadArguments(f"the content type {file.content_type[:80]!r} is not usable as a header")
+            raise BadArguments(f"the content type {file.content_type[:80]!r} cannot be used as a header")
         named = f'; filename="{_quoted(file.filename or name)}"'
         add(name, file.view, f"{named}\r\ncontent-type: {file.content_type}")
     parts.append(f"--{boundary}--\r\n".encode())
@@ -184,7 +182,7 @@ def form(body: Body) -> tuple[str, tuple[bytes | memoryview, ...]]:
 
 def _quoted(name: str) -> str:
     if not name.isprintable():
-        raise BadArguments(f"{name[:80]!r} is not usable as a name in a form")
+        raise BadArguments(f"{name[:80]!r} cannot be the name of a form field")
     return name.replace("\\", "\\\\").replace('"', '\\"')
 
 

@@ -75,7 +75,7 @@ class _Reply:
         found = await self.link.some(_AT_ONCE if self._left is None else min(self._left, _AT_ONCE))
         if self._left is not None:
             if not found:
-                raise ValueError("it breaks off")
+                raise ValueError("it ended early")
             self._left -= len(found)
         else:  # its end is that of the connection
             self._over = not found
@@ -101,7 +101,7 @@ class _Reply:
 
 def _number(text: str, base: int) -> int:
     if not text.strip().isalnum():
-        raise ValueError("it breaks off" if not text else "it does not speak HTTP")
+        raise ValueError("it ended early" if not text else "it does not speak HTTP")
     return int(text, base)
 
 
@@ -128,7 +128,7 @@ async def _exchange(links: Links, question: Question) -> AsyncIterator[_Reply]:
     except TimeoutError:
         raise late(question) from None
     except (OSError, ValueError) as error:
-        message = f"the node at {question.shown} did not answer the call as it should ({error}); it may have been run"
+        message = f"the node at {question.shown} did not answer properly ({error}); the call may have been run"
         raise ModelFailed(message, "BAD_ANSWER", 502) from error
     finally:
         if link is not None:
@@ -139,7 +139,7 @@ async def _open(links: Links, question: Question) -> Link:
     try:
         return await links.take(question.where, question.until)
     except OSError as error:
-        message = f"the node at {question.shown} cannot be reached ({error or 'it does not answer'}); nothing was run"
+        message = f"the node at {question.shown} cannot be reached ({error or 'no answer'}); nothing was run"
         raise CallBusy(message, "NO_NODE") from error
 
 
@@ -173,7 +173,7 @@ async def _head(link: Link) -> _Reply:
             break
         name, colon, value = text.partition(":")
         if not colon:
-            raise ValueError("it breaks off")
+            raise ValueError("it ended early")
         headers[name.strip().lower()] = value.strip()
     else:
         raise ValueError("it has too many headers")
@@ -263,7 +263,7 @@ class _Events:
                 return _item(bytes(data))
         if self._reply.chunked:
             return END  # a server that is not Ostler's may end without a word
-        raise ValueError("it breaks off")
+        raise ValueError("it ended early")
 
     async def _line(self) -> bytes | None:
         while (at := self._buffer.find(b"\n", self._seen)) < 0:

@@ -140,7 +140,7 @@ class Gateway:
         except OstlerError as error:
             return str(error)
         path = spec.missing(model)
-        return f"its file {path} is not there" if path else None
+        return f"its file {path} does not exist" if path else None
 
     # ---- the plane
 
@@ -220,11 +220,11 @@ class Gateway:
             case ["calls", list(rows), dict(left_out), list(tallies)]:
                 self.records.take(rows, left_out, tallies)
             case _:
-                log.warning("the data plane said something that is not understood: %r", frame[:1])
+                log.warning("unknown message from the data plane: %r", frame[:1])
 
     def _kill(self, worker: Worker, reason: str, why: str) -> None:
         """A call is stuck in it. That a caller has cancelled says nothing against the model, and nobody wants another one for it."""
-        log.error("%s is killed: %s", worker.component, why)
+        log.error("killing %s: %s", worker.component, why)
         cancelled = reason == "call-cancelled"
         if cancelled:
             self.supervisor.stop_slot(worker.slot)
@@ -302,7 +302,7 @@ class Gateway:
             self.records.evicted(worker)
             self._open.discard(worker)
             if short_of == HOST or not self.parking.begin(worker, hurried=True):
-                log.info("%s leaves: others need its memory", worker.component)
+                log.info("%s is unloaded, because others need its memory", worker.component)
                 self.end(worker)
         elif worker.ticket is not None:
             worker.ticket.kept()
@@ -448,7 +448,7 @@ class Gateway:
 
     def why_failed(self, slot: Slot) -> str:
         said = self._said.get(slot.component) or (slot.last_exit.reason if slot.last_exit else "")
-        return f"{slot.component} has failed too often ({said}); 'ostler reset {slot.component}' lets it try again"
+        return f"{slot.component} has failed too often ({said}); run 'ostler reset {slot.component}' to try again"
 
     def slots_of(self, task: str) -> dict[str, list[Slot]]:
         """The slots of a task, by model id."""

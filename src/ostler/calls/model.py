@@ -1,4 +1,4 @@
-"""What a user's file declares of models, as plain data. Everything is checked here, at declaration. Standard library, Python 3.9."""
+"""Declared models as plain data, checked when they are declared. Standard library only, Python 3.9."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Duration = Union[float, str]
 
 
 class Options(TypedDict, total=False):
-    """The options of a model as they are written, for all its ids or for one of them."""
+    """The options of `app.model`, for all model ids or for one of them."""
 
     env: str | None
     gpu_mb: float
@@ -50,28 +50,30 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """How one model id is run. Times are seconds."""
+    """How one model id is run. Times are in seconds."""
 
-    env: str | None = None  # a named environment; None: the node's own interpreter
-    gpu_mb: float = 0  # memory to reserve, until a measured figure is known
+    env: str | None = None  # the name of an environment; None: the node's own interpreter
+    gpu_mb: float = 0  # memory to reserve until the real use has been measured
     memory_mb: float = 0
-    idle: float = 60.0  # stays loaded for so long after its last call; 0: leaves at once, -1: stays
-    pinned: bool = False  # never evicted, never idle, loaded when the node starts
+    idle: float = 60.0  # how long it stays loaded after its last call; 0: not at all, -1: for ever
+    pinned: bool = False  # loaded when the node starts, and never unloaded
     preload: bool = False  # loaded when the node starts
-    batch: int = 1  # at most so many calls in one infer_batch
-    batch_wait: float = 0.0  # under load, wait so long for a fuller batch
+    batch: int = 1  # the most calls in one infer_batch
+    batch_wait: float = 0.0  # under load, how long to wait for a fuller batch
     concurrency: int = 1  # calls at once in one worker
     workers: int = 1  # workers of this model id
     queue: int = 100  # calls that may wait; more are refused
-    startup: float = 120.0  # from the start to ready, or since the last progress
+    startup: float = 120.0  # how long it may take to become ready, counted from its last progress
     timeout: float = 300.0  # of one call
-    kill_on_cancel: bool = False  # a cancelled call that does not end has its worker killed
-    park: bool | None = None  # keep its device memory on the host while nobody needs it; None: where that is cheaper
-    files: tuple[str, ...] = ()  # paths that must be there; without them it is unavailable. {model} is the id
+    kill_on_cancel: bool = False  # kill the worker if a cancelled call does not end
+    park: bool | None = (
+        None  # while idle, move its GPU memory to the host; None: if that is cheaper than loading it again
+    )
+    files: tuple[str, ...] = ()  # paths that must exist, or it is unavailable; {model} is the model id
 
     @property
     def connections(self) -> int:
-        """How many calls one worker can use at once. While a batch runs, the next one gathers in front of it."""
+        """How many calls one worker can take at once: with batches twice the size, so that the next one fills while one runs."""
         return self.concurrency if self.batch == 1 else 2 * self.batch
 
 
@@ -82,7 +84,7 @@ _NUMBERS = {"gpu_mb": (0, 1e9), "memory_mb": (0, 1e9), "batch_wait": (0, 10)}
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """One declared model (or HTTP server), with its ids. `target` is the class; a server has `argv` instead."""
+    """A declared model or HTTP server, with its model ids. `target` is the class; a server has `argv` instead."""
 
     name: str
     target: Any
@@ -94,7 +96,7 @@ class ModelSpec:
     ready: str | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     cwd: str | None = None
-    path: str = "/"  # of a server: where a call is posted that names no other
+    path: str = "/"  # of a server: the path that calls are posted to by default
 
     @property
     def is_server(self) -> bool:
@@ -108,63 +110,61 @@ class ModelSpec:
 
     @property
     def speaks(self) -> list[str]:
-        """The methods with which it answers OpenAI's routes."""
+        """Its methods that answer OpenAI's routes."""
         from ostler.calls.openai import spoken  # noqa: PLC0415  only a node asks
 
         return spoken(self.target)
 
     @property
     def parks(self) -> bool:
-        """Whether it has `park` and `wake` of its own."""
+        """Whether the class has `park` and `wake`."""
         return hasattr(self.target, "park")
 
     def options(self, model_id: str) -> ModelOptions:
-        """How this id is run; raises NotFound for an id that is not served, BadArguments for one that cannot be."""
+        """How this id is run. Raises NotFound if it is not served, BadArguments if it is not a valid id."""
         found = self.models.get(model_id)
         if found is not None:
             return found
         if not self.any_model:
             known = ", ".join(sorted(self.models))
-            raise NotFound(f"{self.name} has no model {str(model_id)[:80]!r}; known are: {known}")
+            raise NotFound(f"{self.name} has no model {str(model_id)[:80]!r}; known: {known}")
         if not isinstance(model_id, str) or not 0 < len(model_id) <= _LONGEST_ID or not model_id.isprintable():
             raise BadArguments(
                 f"{self.name}: a model id has 1 to {_LONGEST_ID} printable characters, found {str(model_id)[:80]!r}"
             )
         if leads_out(model_id):
-            raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leads out of its directory")
+            raise BadArguments(f"{self.name}: the model id {model_id[:80]!r} is a path that leaves its directory")
         return self.common
 
     def missing(self, model_id: str) -> str | None:
-        """The first of its files that is not there."""
+        """The first of its files that does not exist."""
         named = (path.replace("{model}", model_id) for path in self.options(model_id).files)
         return next((path for path in named if not os.path.exists(path)), None)  # noqa: PTH110
 
 
 def leads_out(model_id: str) -> bool:
-    """Whether an id that nobody has listed is a path out of a directory of models, or an option of a program."""
+    """Whether an id that is not listed could be a path outside the directory of models, or an option of a program."""
     return model_id.startswith(("/", "\\", "~", "-")) or ".." in re.split(r"[/\\]", model_id)
 
 
 def seconds(value: Any, what: str) -> float:
-    """A duration: a number of seconds, or a text such as "90", "5m", "1.5h". Any negative one is -1, for ever. Raises ConfigError."""
+    """Parse a duration: a number of seconds, or text such as "90", "5m", "1.5h". Negative values mean for ever (-1). Raises ConfigError."""
     number = math.nan
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         number = float(value)
     elif isinstance(value, str) and (found := _DURATION.fullmatch(value.strip())):
         number = float(found.group(1)) * _UNITS[found.group(2) or ""]
     if math.isnan(number) or number > 1e9:
-        raise ConfigError(f'{what} must be a number of seconds or a text such as "5m", found {value!r}')
+        raise ConfigError(f'{what} must be a number of seconds or text such as "5m", found {value!r}')
     return number if number >= 0 else NEVER
 
 
 def check_name(name: Any) -> str:
-    """A name that can be a pool's; raises ConfigError."""
+    """Check that it can be the name of a pool. Raises ConfigError."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ConfigError(
-            f"{name!r} is not usable as a name of a model: letters, digits, '_', '.' and '-', at most 63, please"
-        )
+        raise ConfigError(f"{name!r} cannot be the name of a model; use letters, digits, '_', '.' and '-', at most 63")
     if name in _RESERVED:
-        raise ConfigError(f"{name!r} is the name of a pool of the node's own; give the model another one")
+        raise ConfigError(f"{name!r} is reserved for the node; choose another name for the model")
     return name
 
 
@@ -177,7 +177,7 @@ def declare(
     any_model: bool = False,
     max_models: int = 8,
 ) -> ModelSpec:
-    """A model of a class; raises ConfigError."""
+    """Declare a model that is a class. Raises ConfigError."""
     what = f"model {check_name(name)!r}"
     common = merged(what, ModelOptions(), options)
     ids = _ids(what, name, models, common, any_model=any_model)
@@ -200,7 +200,7 @@ def declare_server(
     cwd: str | None = None,
     path: str = "/",
 ) -> ModelSpec:
-    """A model that an HTTP server program serves; raises ConfigError."""
+    """Declare a model that an HTTP server program serves. Raises ConfigError."""
     what = f"server {check_name(name)!r}"
     if isinstance(argv, str) or not argv or not all(isinstance(part, str) for part in argv):
         raise ConfigError(f"{what}: argv must be a list of strings, found {argv!r}")
@@ -209,14 +209,16 @@ def declare_server(
     _check_count(what, max_models)
     for one in (common, *ids.values()):
         if one.batch > 1:
-            raise ConfigError(f"{what}: batch is for classes with infer_batch; a server makes its own batches")
+            raise ConfigError(f"{what}: batch needs a class with infer_batch; a server does its own batching")
     texts = [*argv, *(variables or {}).values(), ready or ""]
     places = {place for text in texts for place in _PLACE.findall(text)}
     if wrong := places - set(_PLACES):
         known = ", ".join(f"{{{place}}}" for place in _PLACES)
-        raise ConfigError(f"{what}: {{{min(wrong)}}} is not a place that can be filled; known are {known}")
+        raise ConfigError(f"{what}: {{{min(wrong)}}} is not a placeholder; use {known}")
     if not {"port", "socket"} & {place for text in texts[:-1] for place in _PLACE.findall(text)}:
-        raise ConfigError(f"{what}: give it {{port}} or {{socket}} in argv or variables, so that it listens there")
+        raise ConfigError(
+            f"{what}: put {{port}} or {{socket}} into argv or variables, so that it knows where to listen"
+        )
     _check_ready(what, ready)
     if not isinstance(path, str) or not re.fullmatch(r"/[!-~]*", path):
         raise ConfigError(f"{what}: path must be a path such as /v1/embeddings, found {path!r}")
@@ -226,13 +228,13 @@ def declare_server(
 
 
 def merged(what: str, common: ModelOptions, options: Mapping[str, Any]) -> ModelOptions:
-    """The options with these put over them; raises ConfigError."""
+    """The common options, overridden by these. Raises ConfigError."""
     if unknown := sorted(str(name) for name in options.keys() - _FIELDS.keys()):
-        raise ConfigError(f"{what} has no option {unknown[0]!r}; known are: {', '.join(_FIELDS)}")
+        raise ConfigError(f"{what} has no option {unknown[0]!r}; known: {', '.join(_FIELDS)}")
     found = dataclasses.replace(common, **{name: _checked(what, name, value) for name, value in options.items()})
     if found.batch > 1 and found.concurrency > 1:
         raise ConfigError(
-            f"{what}: batch={found.batch} and concurrency={found.concurrency} exclude each other; "
+            f"{what}: batch={found.batch} and concurrency={found.concurrency} cannot be combined; "
             "use workers= to run several batches at once"
         )
     return found
@@ -280,7 +282,7 @@ def _ids(what: str, name: str, models: Any, common: ModelOptions, *, any_model: 
         raise ConfigError(f"{what}: models must be a list of ids, or a dict of options by id, found {models!r}")
     given: dict[Any, Any] = dict(models) if isinstance(models, Mapping) else {one: {} for one in models}
     if not given and not any_model:
-        raise ConfigError(f"{what}: models is empty; name at least one id, leave it out, or set any_model=True")
+        raise ConfigError(f"{what}: models is empty; list at least one id, leave it out, or set any_model=True")
     found = {}
     for one, options in given.items():
         if not isinstance(one, str) or not 0 < len(one) <= _LONGEST_ID or not one.isprintable():
@@ -314,7 +316,9 @@ def _check_class(what: str, target: Any, options: ModelOptions) -> None:
     function = getattr(target, "infer" if options.batch == 1 and hasattr(target, "infer") else "infer_batch")
     for method in ("embed", "chat", "transcribe"):
         if _is_async(getattr(target, method, None)) and not _is_async(function):
-            raise ConfigError(f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be, too")
+            raise ConfigError(
+                f"{what}: {target.__name__}.{method} is async, so {function.__name__} must be async as well"
+            )
 
 
 def _is_async(function: Any) -> bool:
@@ -325,7 +329,7 @@ def _check_method(what: str, target: Any, method: str) -> None:
     try:
         signature = inspect.signature(getattr(target, method))
         signature.bind(None, None)
-    except ValueError:  # written in C: it is taken as it is
+    except ValueError:  # written in C: it has no signature to check
         return
     except TypeError:
         wanted = {"load": "model_id", "infer": "payload", "infer_batch": "payloads"}[method]

@@ -132,7 +132,7 @@ class Running:
         spec = app.models.get(self._task)
         if spec is None or spec.target is None:
             known = ", ".join(sorted(app.models)) or "none"
-            message = f"{self._target} declares no model {self._task!r}; known are: {known}"
+            message = f"{self._target} declares no model {self._task!r}; known: {known}"
             print(message, file=sys.stderr)  # noqa: T201
             raise Failed(APP_LOAD, message)
         return spec.target
@@ -358,7 +358,7 @@ def _explain(target: str, error: ConfigError, options: dict[str, Any]) -> str:
         what = f"it imports {cause.name!r}{_line(cause, target)}, which {_missing(cause)} there"
         advice = (
             "top-level imports of the file that declares a model must exist in the model's environment: "
-            "install it there, or import it inside load() and where else it is used"
+            "install it there, or import it inside load() and wherever else it is used"
         )
     else:
         what = f"{type(cause).__name__}: {cause}"
@@ -382,7 +382,7 @@ def main(argv: list[str], options: dict[str, Any]) -> NoReturn:
     faulthandler.enable(os.dup(2), all_threads=False)
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     if len(argv) != 4:
-        sys.exit("worker.py takes TARGET TASK MODEL_ID SOCKET OPTIONS; it is started by a node")
+        sys.exit("worker.py is started by a node, with TARGET TASK MODEL_ID SOCKET OPTIONS")
     target, task, model_id, name = argv
     Running(target, task, model_id, name, options).run()
     raise AssertionError  # `run` leaves the process

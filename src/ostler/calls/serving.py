@@ -71,7 +71,7 @@ class Connection:
         except ConnectionError:
             raise HungUp from None
         except MemoryError:
-            raise BadRequest(507, "OUT_OF_MEMORY", "there is no memory for the body of this request") from None
+            raise BadRequest(507, "OUT_OF_MEMORY", "not enough memory for the body of this request") from None
         head = self.reader.head
         if head is not None and head.expects:
             head.expects = False
@@ -124,7 +124,7 @@ class Service:
     def begin(self, connection: Connection, request: Request) -> Call:
         """The call that a request makes; raises BadRequest."""
         if self.state != "ready":
-            raise BadRequest(503, "NOT_READY", f"model {self.model_id} takes no call: it is {self.state}")
+            raise BadRequest(503, "NOT_READY", f"model {self.model_id} takes no calls: it is {self.state}")
         headers = request.headers
         due = None
         if (left := headers.get("x-ostler-deadline-ms")) is not None:
@@ -145,7 +145,7 @@ class Service:
     def payload(self, call: Call, request: Request) -> Any:
         """What the model is given; raises BadRequest."""
         if call.due is not None and call.due <= time.monotonic():
-            raise BadRequest(504, "DEADLINE", "the deadline of this call was over before the model began with it")
+            raise BadRequest(504, "DEADLINE", "the deadline of this call passed before the model began")
         return payload_of(request) if call.speech is None else call.speech.read(request)
 
     def result(self, call: Call, result: Any) -> bytes:
@@ -180,7 +180,7 @@ class Service:
         if request.path in self.speeches:
             wanted = "POST"
         if wanted is None:
-            return answer.error(404, "NOT_FOUND", f"there is no {request.path[:80]} here", keep=keep)
+            return answer.error(404, "NOT_FOUND", f"there is no {request.path[:80]}", keep=keep)
         if request.method != wanted:
             allow = f"allow: {wanted}\r\n"
             return answer.error(405, "METHOD_NOT_ALLOWED", f"{request.path} takes {wanted}", keep=keep, more=allow)
@@ -303,7 +303,7 @@ class Door(threading.Thread):
         self._epoll.register(accepted, select.EPOLLIN)
         if len(self.connections) > self._most:
             self.refuse(
-                connection, answer.error(503, "BUSY", f"there are {self._most} connections already", keep=False)
+                connection, answer.error(503, "BUSY", f"there are already {self._most} connections", keep=False)
             )
 
     def _look(self, connection: Connection) -> None:
@@ -347,7 +347,7 @@ class Door(threading.Thread):
             self.refuse(connection, self._service.route(head))
         elif self._service.adopt is None or self._service.draining:
             said = "it is being stopped" if self._service.draining else "it is loading"
-            message = f"model {self._service.model_id} takes no call: {said}"
+            message = f"model {self._service.model_id} takes no calls: {said}"
             self.refuse(connection, answer.error(503, "NOT_READY", message, keep=False, more="retry-after: 1\r\n"))
         else:
             connection.whole = request

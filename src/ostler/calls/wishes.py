@@ -32,7 +32,7 @@ class Wishes:
     def _model(self, spec: ModelSpec, model: str | None) -> str:
         if model is None:
             if len(spec.models) != 1:
-                raise BadArguments(f"{spec.name} has several models: name one; known are: {', '.join(spec.models)}")
+                raise BadArguments(f"{spec.name} has several models: name one; known: {', '.join(spec.models)}")
             return next(iter(spec.models))
         spec.options(model)
         return model

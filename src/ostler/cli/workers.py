@@ -169,7 +169,7 @@ def _flag_in_store(known: Settings, pools: tuple[str, ...], *, paused: bool) -> 
     with client.nodes_by_store(known) as (opened, found):
         if unknown := set(pools) - {worker["pool"] for worker in found.workers}:
             known_pools = ", ".join(sorted({worker["pool"] for worker in found.workers})) or "none"
-            raise NotFound(f"there is no pool {min(unknown)!r}; known are: {known_pools}")
+            raise NotFound(f"there is no pool {min(unknown)!r}; known: {known_pools}")
         flags = {f"pool_paused:{pool}": str(paused).lower() for pool in pools} or {
             "worker_enabled": str(not paused).lower()
         }

@@ -274,7 +274,7 @@ def _command(settings: Settings, app: Declares, name: str) -> str:
 def _unknown(settings: Settings, app: Declares, name: str) -> str:
     known = sorted({*settings.envs, *app.envs})
     close = difflib.get_close_matches(name, known, 1)
-    hint = f"did you mean {close[0]!r}?" if close else f"known are: {', '.join(known) or 'none'}"
+    hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known) or 'none'}"
     return (
         f"environment {name!r} is not described; {hint} Describe it in ostler.toml ([env.{name}]) or with app.env({name!r}, …)"
         + ("" if app.target else "; if code describes it, name the app with --app")

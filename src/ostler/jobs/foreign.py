@@ -70,7 +70,7 @@ def enqueue(settings: Settings, connection: Any, jobs: Sequence[NewJob]) -> Stor
     library = _known(connection, awaited=False)
     if not database.is_postgres(settings.store):
         with_store = _guest(settings, connection, library)
-        return Stored([job for job, _ in with_store.jobs.put(jobs, with_store.now())])
+        return Stored(with_store.jobs.enqueue(jobs, with_store.now()))
     _check_postgres(connection, library)
     stored: list[int] = []
     for call in _calls(settings, jobs):

@@ -26,14 +26,14 @@ class Control:
         if found := self._supervisor.slots.get(component):
             return found
         known = ", ".join(self._supervisor.slots) or "none"
-        raise NotFound(f"there is no worker {component!r} on node {self._supervisor.node}; known are: {known}")
+        raise NotFound(f"there is no worker {component!r} on node {self._supervisor.node}; known: {known}")
 
     def pool(self, name: str) -> Pool:
         """The pool of that name; raises NotFound."""
         if found := self._supervisor.pools.get(name):
             return found
         known = ", ".join(self._supervisor.pools) or "none"
-        raise NotFound(f"there is no pool {name!r} on node {self._supervisor.node}; known are: {known}")
+        raise NotFound(f"there is no pool {name!r} on node {self._supervisor.node}; known: {known}")
 
     def drain(self, component: str) -> Status:
         """Finish what it has, then exit and stay stopped until `restart` or `resume`."""
@@ -61,7 +61,7 @@ class Control:
         worker = slot.worker
         if worker is not None and worker.status is Status.HEALTHY and slot.pool.spec.recycle.warm and not worker.leave:
             slot.spare_recycle_until = 0.0
-            worker.tired = "an operator wants a fresh one"
+            worker.tired = "restarted by an operator"
         elif worker is not None:
             self._supervisor.leave(worker)
         self._supervisor.wake()
@@ -104,7 +104,7 @@ class Control:
     def ask(self, component: str, verb: str) -> Status:
         """One of VERBS, on a worker of this node."""
         if verb not in VERBS:
-            raise BadArguments(f"{verb!r} is nothing that a worker can be asked to do; there are: {', '.join(VERBS)}")
+            raise BadArguments(f"{verb!r} is not something that a worker can do; known: {', '.join(VERBS)}")
         return Status(getattr(self, verb)(component))
 
     def grant(self, verb: str, target: str) -> dict[str, Any]:

@@ -106,7 +106,7 @@ class Routes:
     def _unknown(self, name: str, path: str | None) -> Refuse:
         known = ", ".join(f"{task.name}:{model}" for task, model in self._candidates(path)) or "none"
         where = f" that answers {path}" if path else ""
-        return Refuse(404, "UNKNOWN_MODEL", f"there is no model {name[:80]!r}{where}; known are: {known}")
+        return Refuse(404, "UNKNOWN_MODEL", f"there is no model {name[:80]!r}{where}; known: {known}")
 
     def find(self, name: str, path: str) -> tuple[Task, str] | Refuse:
         """The model that a client calls so: by its id where no other has it, as task:model, or by the name of a task with one model."""

@@ -1,4 +1,4 @@
-"""What code that serves sessions is given: its worker, and the sessions that it holds. Standard library alone."""
+"""The objects that session code receives: its worker, and the sessions that it serves. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 class SessionWorker:
     """The worker process that the code runs in.
 
-    `socket` is the path of a Unix socket that it may listen on, `scratch` a directory of its own: both are removed after its end,
-    however it ends. Other users can enter `scratch` but not list it; `private` in it is for the worker's user alone.
+    `socket` is the path of a Unix socket to listen on, `scratch` a directory for this worker. Both are removed when the worker ends, even
+    after a crash. Other users can enter `scratch` but not list it; its subdirectory `private` is only for the worker's user.
     """
 
     name: str  # worker:chromium:0
@@ -26,7 +26,7 @@ class SessionWorker:
     log: logging.Logger = field(default=logging.getLogger("ostler.sessions"), repr=False)
 
     def lost(self, why: str) -> None:
-        """What the worker serves has died: its clients are told `why`, and the worker is replaced."""
+        """Report that what this worker serves has died. Its clients are told `why`, and the worker is replaced."""
         self._say("lost", str(why)[:200])
 
 
@@ -35,15 +35,15 @@ class Session:
     """One client's session."""
 
     id: str
-    owner: str  # who it is for: token:NAME, user:UID
+    owner: str  # token:NAME or user:UID
     client: str  # its address
     agent: str  # its User-Agent
-    path: str  # what it asked for behind the pool's name
-    key: str | None  # the name under which the client can come back
+    path: str  # the requested path after the pool's name
+    key: str | None  # the key with which the client can reconnect
     _say: Callable[..., None] = field(repr=False)
 
     def lost(self, why: str) -> None:
-        """What serves this session has died: its client is told `why`."""
+        """Report that what serves this session has died. Its client is told `why`."""
         self._say("ended", self.id, str(why)[:200])
 
     @classmethod

@@ -147,7 +147,7 @@ def declare(name: str, target: Any, given: Mapping[str, Any]) -> SessionSpec:
             raise ConfigError(f"sessions {name!r}: the class {target.__name__} has no method start(self, worker)")
     elif not inspect.isasyncgenfunction(target):
         raise ConfigError(
-            f"sessions {name!r}: a class with start(self, worker), or an async function that yields its endpoint, is needed; found {target!r}"
+            f"sessions {name!r}: decorate a class with start(self, worker), or an async function that yields its endpoint; found {target!r}"
         )
     return SessionSpec(name, target, _checked(name, given))
 
@@ -169,30 +169,28 @@ def declare_program(
     texts = [*argv, *(variables or {}).values()]
     if not any("{port}" in text or "{socket}" in text for text in texts):
         raise ConfigError(
-            f"endpoint {name!r}: put {{port}} or {{socket}} into its argv or variables, to tell it where to listen"
+            f"endpoint {name!r}: put {{port}} or {{socket}} into argv or variables, so that it knows where to listen"
         )
     if not path.startswith("/"):
         raise ConfigError(f"endpoint {name!r}: path must begin with '/', found {path!r}")
     options = _checked(name, given)
     if options.redirect:
-        raise ConfigError(f"endpoint {name!r}: redirect needs a worker that checks tickets; use @app.sessions for it")
+        raise ConfigError(f"endpoint {name!r}: redirect needs a worker that checks tickets; use @app.sessions")
     if options.env is not None:
-        raise ConfigError(f"endpoint {name!r}: a program has no env; put its interpreter into argv")
+        raise ConfigError(f"endpoint {name!r}: a program cannot have an env; put the path of its interpreter into argv")
     return SessionSpec(name, None, options, tuple(argv), ready, dict(variables or {}), cwd, path)
 
 
 def _check_name(name: str) -> None:
     pool_name(name)
     if name in _RESERVED:
-        raise ConfigError(f"sessions {name!r}: that is the name of a pool of the node's own; take another")
+        raise ConfigError(f"sessions {name!r}: this name is reserved for the node; choose another")
 
 
 def _checked(name: str, given: Mapping[str, Any]) -> SessionOptions:
     values = {key: value for key, value in given.items() if value is not None}
     if unknown := values.keys() - _FIELDS.keys():
-        raise ConfigError(
-            f"sessions {name!r}: {min(unknown)!r} is not an option; known are: {', '.join(sorted(_FIELDS))}"
-        )
+        raise ConfigError(f"sessions {name!r}: {min(unknown)!r} is not an option; known: {', '.join(sorted(_FIELDS))}")
     for key, (least, most) in _WHOLE.items():
         value = values.get(key, least)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
@@ -219,7 +217,7 @@ def _checked(name: str, given: Mapping[str, Any]) -> SessionOptions:
     if found.lifetime and found.margin >= found.lifetime:
         if given.get("margin", SessionOptions().margin) != SessionOptions().margin:
             raise ConfigError(
-                f"sessions {name!r}: margin ({found.margin}) must be less than lifetime ({found.lifetime}), or its workers are replaced before they serve"
+                f"sessions {name!r}: margin ({found.margin}) must be less than lifetime ({found.lifetime}), or its workers would be replaced before they serve anyone"
             )
         found = dataclasses.replace(found, margin=found.lifetime // 2)  # the default, with a short lifetime
     if found.redirect and found.protocol == "tcp":

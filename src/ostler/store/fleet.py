@@ -50,7 +50,7 @@ class Fleet:
             return found[0]
         known = ", ".join(n["label"] for n in self.nodes) or "none"
         if not found:
-            raise NotFound(f"there is no node {name!r}; known are: {known}")
+            raise NotFound(f"there is no node {name!r}; known: {known}")
         raise Conflict(f"{len(found)} nodes are called {name!r}; name one by its id: {known}")
 
     def matching(self, name: str) -> list[dict[str, Any]]:
@@ -70,7 +70,7 @@ class Fleet:
             return found[0]
         if not found:
             known = ", ".join(w["name"] for w in self.workers) or "none"
-            raise NotFound(f"there is no worker {name!r}; known are: {known}")
+            raise NotFound(f"there is no worker {name!r}; known: {known}")
         raise Conflict(f"{name} runs on {len(found)} nodes; name one: {', '.join(w['name'] for w in found)}")
 
     def several_named(self, name: str) -> list[dict[str, Any]]:
@@ -78,7 +78,7 @@ class Fleet:
         found = self.matching(name)
         if not found:
             known = ", ".join(w["name"] for w in self.workers) or "none"
-            raise NotFound(f"there is no worker or pool {name!r}; known are: {known}")
+            raise NotFound(f"there is no worker or pool {name!r}; known: {known}")
         return found if name.rpartition("/")[2] == found[0]["pool"] else [self.worker(name)]
 
 

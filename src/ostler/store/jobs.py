@@ -20,7 +20,7 @@ from ostler.store.identity import LIVE, lost_node, name_of
 from ostler.store.live import Counts, Tallies, bin_of
 from ostler.store.reading import ERRORS, JobReading
 from ostler.store.retention import Retention
-from ostler.store.rows import Claim, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
+from ostler.store.rows import Claim, Existing, Finish, JobStatus, NewJob, Note, Requeue, Taken, Turn
 from ostler.store.schedules import Schedules
 
 _REQUEUED = {"requeued:retry": "retried", "requeued:crash": "crashed"}  # events that are counted
@@ -51,11 +51,11 @@ class JobRecords(JobReading):
     def enqueue(self, jobs: Sequence[NewJob], now: int) -> list[int]:
         """Store all of them or none; when it returns, they survive a power cut (on a durable connection).
 
-        Returns an id for each, in order: that of the job which already holds its unique key, where there is one.
+        Returns an id for each, in order: as `Existing` that of the job which already holds its unique key, where there is one.
         """
         if len(jobs) == 1 and (job := jobs[0]).unique_key is job.limit_key is job.next is None:  # the usual case
             return self._db.insert("enqueue", [(*job, now)], rings=True)
-        return [stored for stored, _ in self.put(jobs, now)]
+        return [stored if new else Existing(stored) for stored, new in self.put(jobs, now)]
 
     def put(self, jobs: Sequence[NewJob], now: int) -> list[tuple[int, bool]]:
         """`enqueue`, telling for each whether it is new."""

@@ -28,6 +28,12 @@ class JobStatus(StrEnum):
 ENDED = frozenset({JobStatus.DONE, JobStatus.FAILED, JobStatus.CANCELLED})
 
 
+class Existing(int):
+    """The id of a job that held the unique key already: nothing was stored."""
+
+    is_new = False
+
+
 class NewJob(NamedTuple):
     """A job that was checked and can be stored. `args`, `backoff` and `next` are JSON text; `unique_for` None: while it is live.
 

@@ -1,4 +1,4 @@
-"""Routes of an app's own: what `@app.web` functions are handed."""
+"""The object that `@app.web` functions receive."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ostler.web.context import Context
 
 
 class NodeApi:
-    """The node as an app's routes see it. Errors of Ostler that they let pass become the API's own answers."""
+    """The node, for routes of the app. Ostler's exceptions that a route does not catch become error responses of the API."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
@@ -35,21 +35,21 @@ class NodeApi:
         return self._context.settings
 
     async def call(self, task: str, model: str | None, payload: Any, **wishes: Unpack[CallOptions]) -> Answer:
-        """Call a model of this node, as `app.answer` does; raises CallError, which is the API's own answer where it is let pass."""
+        """Call a model of this node, like `app.answer`. Raises CallError."""
         return await self._caller.answer(self._caller.ask(task, model, payload, wishes))
 
     def stream(
         self, task: str, model: str | None, payload: Any, **wishes: Unpack[CallOptions]
     ) -> AsyncGenerator[Any, None]:
-        """Call a model of this node that streams; its items as they come."""
+        """Call a model of this node that streams, and yield its items as they arrive."""
         return self._caller.stream(self._caller.ask(task, model, payload, wishes))
 
     def models(self) -> dict[str, dict[str, Any]]:
-        """The models that can be called, by "task:id", as `GET /api/v1/health` shows them; from memory."""
+        """The models that can be called, by "task:id", as `GET /api/v1/health` shows them."""
         return self._context.models()
 
     def gpu_lock_held(self) -> bool:
-        """In exclusive mode, whether a call has the GPUs."""
+        """With `gpu_exclusive`, whether a call is using the GPUs."""
         return bool(self._context.gpu_lock())
 
     @property
@@ -65,17 +65,17 @@ class NodeApi:
         return await artifacts.serve(self._context, request, key)
 
     async def enqueue(self, task: str, args: dict[str, Any], **options: Any) -> dict[str, Any]:
-        """Check and store a job durably; the job as `GET /api/v1/jobs/{id}` shows it."""
+        """Enqueue a job, and return it as `GET /api/v1/jobs/{id}` shows it."""
         job = prepare(self._context.tasks, task, args, self.settings.max_payload, **options)
         stored, _ = await self._context.intake.enqueue(job)
         return await self.job(stored)
 
     async def job(self, job: int) -> dict[str, Any]:
-        """The job with its timeline; raises NotFound."""
+        """The job with its timeline. Raises NotFound."""
         return await self._context.glance.call(lambda store: store.jobs.get(job))
 
     async def cancel(self, job: int) -> dict[str, Any]:
-        """Cancel a job as the API does; raises NotFound or Conflict."""
+        """Cancel a job. Raises NotFound or Conflict."""
         patience = self.settings.store_patience
         found = await self._context.writer.call(lambda store: store.jobs.cancel(job, now_ms()), patience=patience)
         if found == JobStatus.PROCESSING:

@@ -30,7 +30,7 @@ def declared(given: Given) -> Ostler:
     """The app; raises ConfigError where what is asked for cannot be had."""
     app = Ostler()
     if unknown := set(given.pools) - POOLS.keys():
-        raise ConfigError(f"{PREFIX}POOLS names {min(unknown)!r}; known are: {', '.join(POOLS)}")
+        raise ConfigError(f"{PREFIX}POOLS names {min(unknown)!r}; known: {', '.join(POOLS)}")
     further = {other.serves: other.folder for other in map(installed.driver, given.drivers)}
     for name in given.pools or (*_ALWAYS, *_IF_FOUND):
         browser, mode = POOLS[name]

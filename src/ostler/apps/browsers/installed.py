@@ -98,7 +98,7 @@ def find(name: str) -> Browser | None:
 def get(name: str) -> Browser:
     """The same, where it must be there; raises ConfigError."""
     if name not in KINDS:
-        raise ConfigError(f"{name!r} is no browser of the grid; known are: {', '.join(KINDS)}")
+        raise ConfigError(f"{name!r} is no browser of the grid; known: {', '.join(KINDS)}")
     if (found := find(name)) is None:
         raise ConfigError(f"there is no {name} on this machine: {_INSTALL[name]}")
     return found

@@ -17,6 +17,7 @@ export function page(_, query) {
   let loading = 0;
   let dirty = 0;
   let read = false;
+  let missed = false; // the last list could not be read
   const chosen = new Set();
   const errors = complaints();
 
@@ -81,11 +82,13 @@ export function page(_, query) {
     try {
       const found = await get(`/jobs?${wanted}`);
       if (turn !== loading) return;
-      read = true;
+      if (missed) errors.clear();
+      [read, missed] = [true, false];
       rows = cursor ? [...rows, ...found.jobs] : found.jobs;
       next = found.next;
       draw();
     } catch (error) {
+      missed = true;
       errors.say(`The jobs could not be listed: ${error.message}`);
     } finally {
       attr(list.el, "aria-busy", null);
