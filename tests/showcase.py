@@ -159,7 +159,8 @@ def artifacts(title: str) -> dict[str, bytes]:
         "figures.json": json.dumps({"title": title, "orders": [day * 37 % 101 for day in range(1, 29)]}).encode(),
         "orders.csv": b"day,orders\n" + b"".join(b"%d,%d\n" % (d, d * 37 % 101) for d in range(1, 29)),
         "report.html": b"<h1>Report</h1><script>parent.hacked = 1</script>",
-        "logo.svg": b"<svg xmlns='http://www.w3.org/2000/svg'><script>window.hacked = 1</script><rect width='9' height='9'/></svg>",
+        "logo.svg": b"<svg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 64 64'><script>window.hacked = 1</script>"
+        b"<path d='M16 54a24 24 0 1 1 32 0' fill='none' stroke='#96501a' stroke-width='10'/></svg>",
         "jingle.wav": wav(),
         "model-weights-with-a-rather-long-name-and-no-known-type.bin": bytes(70_000),
     }
@@ -301,7 +302,7 @@ def history(node: Any) -> None:
 
     now = now_ms()
     with node.open_store() as store, store.db.transaction():
-        for n in range(5, 360):
+        for n in range(2, 360):
             at = now - n * 10_000
             busy = 0.5 + 0.5 * math.sin(n / 23)
             for queue, most, ms in (("thumbnails", 900, 40), ("mail", 240, 9), ("clips", 140, 4200)):

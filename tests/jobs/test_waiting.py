@@ -31,7 +31,7 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         (
             {"workers": {"stopped": 1, "failed": 1}, "memory": "waits for memory: it needs 7 MB"},
             "memory",
-            "no worker of pool q runs; the next one waits for memory: it needs 7 MB",
+            "pool q has no running worker; the next one waits for memory: it needs 7 MB",
         ),
         ({"memory": "waits for memory"}, "next", "it is next"),
         ({"held": "too much"}, "backpressure", "queue q is held: too much"),

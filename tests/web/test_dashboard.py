@@ -273,8 +273,12 @@ def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: P
 
 def test_some_jobs_are_selected_and_retried_then_all_that_match(node: Node, page: Page) -> None:
     failed = [node.wait_job(node.enqueue("gives_up"))["id"] for _ in range(3)]
-    opened(page, node, "#/jobs?status=failed")
+    opened(page, node)
+    health = page.get_by_role("region", name="Health")
+    expect(health).to_contain_text("Running, but jobs are failing")
+    health.get_by_role("link", name="3 jobs of gives_up failed").click()
     expect(page.locator("tbody tr")).to_have_count(3)
+    page.get_by_role("button", name="Remove the filter code").click()
     page.get_by_role("checkbox", name=f"Select job {failed[0]}").check()
     bulk = page.get_by_role("group", name="Selected jobs")
     expect(bulk).to_contain_text("1 selected")

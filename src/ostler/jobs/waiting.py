@@ -60,7 +60,7 @@ def reason(f: Facts) -> dict[str, Any]:
     if f.workers.get("starting") or f.workers.get("crashed"):
         return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
     if f.memory:
-        return _because("memory", f"no worker of pool {f.queue} runs; the next one {f.memory}")
+        return _because("memory", f"pool {f.queue} has no running worker; the next one {f.memory}")
     if f.workers.get("failed"):
         return _because(
             "failed", f"the workers of pool {f.queue} are failed; see their logs, then: ostler restart {f.queue}"

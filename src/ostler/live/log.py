@@ -120,7 +120,7 @@ def tell(event: Event) -> None:
         case WorkerMoved(component, _, "failed", "failed", reason=reason):
             log.error("%s is %s: it is not started. See its log, then: ostler restart %s", component, reason, component)
         case WorkerMoved(component, _, _, "failed", reason=reason):
-            log.error("%s is failed: %s. Look at its log, then: ostler restart %s", component, reason, component)
+            log.error("%s has failed: %s. Check its log, then run: ostler restart %s", component, reason, component)
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
             extra = f" (pid {pid})" if status == "healthy" else (f" ({reason})" if reason else "")
             log.info("%s generation %d: %s -> %s%s", component, generation, before, status, extra)

@@ -33,14 +33,14 @@ export function page(id) {
   const cancel = button("Cancel", () => post(`/jobs/${id}/cancel`), { errors, kind: "danger", ask: () => ({ title: `Cancel job ${id}?`, words: job?.status === "processing" ? "The job is asked to stop first. If it does not, it is killed with everything it started." : "It ends at once, without running.", verb: "Cancel job" }) });
   const retry = button("Retry", () => post(`/jobs/${id}/retry`), { errors, ask: { title: `Retry job ${id}?`, words: "It goes back to its queue and its attempts start again from 1. Its history is kept.", verb: "Retry job", danger: false } });
   const content = h("div", {},
-    h("section", { class: "panel", "aria-label": "Job" }, working, problem, why, known.el),
+    h("section", { class: "panel", "aria-label": "Job" }, problem, why, known.el),
     others.el, runs.el, files.el,
     h("div", { class: "two even" }, h("section", { class: "panel" }, h("h2", {}, "Arguments"), args), resultPart),
     h("section", { class: "panel" }, h("h2", {}, "Timeline"), line.el),
     h("section", { class: "panel" }, h("h2", {}, "Output"), log.el));
   const el = h("div", {},
     h("p", { class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), ` / #${id}`),
-    h("div", { class: "row between wrap" }, h("h1", {}, task, " ", status), h("div", { class: "row" }, cancel, retry)),
+    h("div", { class: "row between wrap" }, h("h1", {}, task, " ", status), working, h("div", { class: "row" }, cancel, retry)),
     errors.el, content);
   let job = null;
   let timer = 0;
@@ -99,8 +99,9 @@ export function page(id) {
       ["Unique key", job.unique_key],
     ]);
     text(args, JSON.stringify(job.args, null, 2));
-    resultPart.hidden = job.result === null && job.status !== "done";
-    text(result, JSON.stringify(job.result, null, 2));
+    // Its place is kept while the job may still give one, so that nothing moves when it does.
+    resultPart.hidden = job.result === null && ["failed", "cancelled"].includes(job.status);
+    text(result, ENDED.includes(job.status) || job.result !== null ? JSON.stringify(job.result, null, 2) : "No result yet.");
     runs.update(job);
     line.update(job);
     clearTimeout(again);
