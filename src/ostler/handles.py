@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from ostler.errors import ConfigError, JobFailed, NotFound
+from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -225,6 +225,39 @@ class BatchId(int, Generic[R_co]):
     def info(self) -> dict[str, Any]:
         """The state of the batch: `total`, `pending`, `failed`, `finished_at`, `callback_job` and more. Raises NotFound."""
         return self._known.producer.read(lambda store: store.jobs.flows.get_batch(int(self)))
+
+    def callback(self, timeout: Timeout = None) -> JobId[Any]:
+        """The job that `then` became. Waits until all jobs of the batch have ended, for `timeout` seconds (or a timedelta) at most.
+
+        Raises JobTimeout, and NotFound where the batch has no callback.
+        """
+        left = _clock(timeout)
+        for job in self._each():
+            with contextlib.suppress(JobFailed):
+                job.result(left())
+        while (found := self.info())["callback_job"] is None:
+            if found["pending"] <= 0:
+                raise NotFound(f"batch {int(self)} has no callback: it was stored without then=…")
+            if (rest := left()) is not None and rest <= 0:
+                message = f"batch {int(self)} has not ended: {found['pending']} of {found['total']} jobs are pending"
+                raise JobTimeout(int(self), "batch", "pending", message)
+            time.sleep(0.05)  # a job of it is being retried
+        return JobId.of(self._known, found["callback_job"])
+
+    async def callback_async(self, timeout: Timeout = None) -> JobId[Any]:  # noqa: ASYNC109
+        """Like `callback`, without blocking the event loop."""
+        import asyncio  # noqa: PLC0415
+
+        return await asyncio.to_thread(self.callback, timeout)
+
+    def cancel(self) -> int:
+        """Cancel all jobs of the batch that have not ended; how many. Running ones are stopped by their node. The callback is still enqueued."""
+        cancelled = 0
+        for job in self._each():
+            with contextlib.suppress(Conflict, NotFound):  # it has ended, or is deleted
+                job.cancel()
+                cancelled += 1
+        return cancelled
 
     @property
     def _known(self) -> Ostler:

@@ -46,7 +46,10 @@ def reason(f: Facts) -> dict[str, Any]:
     if not f.nodes:
         return _because("no_node", "no node is running; start one with 'ostler up'")
     if f.task is not None:
-        text = f"no running node declares task {f.task!r}; deploy an app that has it, or cancel the job"
+        text = (
+            f"no running node declares task {f.task!r}. A node runs the code that it was started with: restart it if the task is new. "
+            "Otherwise deploy an app that has it, or cancel the job"
+        )
         return _because("no_task", text)
     if not f.workers:
         text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
@@ -129,7 +132,7 @@ def explain(
             paused_all=not enabled,
             workers=workers,
             run_at=found["run_at"] if found["later"] == 1 else None,
-            task=found["task"] if found["later"] == 2 else None,
+            task=None if alive & store.nodes.declaring(found["task"]) else found["task"],
             held=(held or {}).get(queue),
             running=found["running_queue"],
             at_once=limit.at_once,
