@@ -106,6 +106,7 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--code", help="Only jobs whose error has this code.")
+@click.option("--batch", type=int, help="Only jobs of this batch.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
 @click.option("--cursor", type=int, help="Continue below this id.")
 @click.option("--watch", is_flag=True, help="Follow the job to its end, with a progress bar.")
@@ -119,6 +120,7 @@ def jobs(
     queue: str | None,
     task: str | None,
     code: str | None,
+    batch: int | None,
     limit: int,
     cursor: int | None,
     watch: bool,
@@ -140,7 +142,8 @@ def jobs(
             found = {**opened.jobs.get(job), "waiting_for": _waiting(known, opened, job)}
             show.as_json(found) if json_ else _detail(found)
             return
-        page, following = opened.jobs.list(status=status, queue=queue, task=task, code=code, limit=limit, cursor=cursor)
+        filters = {"status": status, "queue": queue, "task": task, "code": code}
+        page, following = opened.jobs.list(**filters, batch=batch, limit=limit, cursor=cursor)
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
