@@ -21,9 +21,9 @@ demo: setup
 test: setup system
 	scripts/test
 
-# Installs torch, twice: the environments of the models that need it are built in .venv-models.
+# Installs torch, twice, and TensorFlow: the environments that need them are built in .venv-models. Downloads 150 MB of music.
 test-models: setup
-	$(BIN)/python -m pytest tests/apps/test_models.py -m "models or not models"
+	$(BIN)/python -m pytest tests/apps/test_models.py tests/apps/music/test_reference.py -m "models or not models"
 
 lint: setup
 	$(BIN)/ruff format --check .

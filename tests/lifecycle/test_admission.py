@@ -123,7 +123,7 @@ def test_busy_and_pinned_ones_stay_and_nobody_goes_in_vain() -> None:
 def test_while_memory_comes_back_nobody_else_is_evicted_and_nobody_behind_takes_it() -> None:
     residents = [held("going", 40_000, leaving=True), held("idle", 30_000)]
     head, evict, behind = decide(ROOMY, [gpu(10_000)], residents, [ask(50_000, "head"), ask(5000, "small")])
-    assert head == Wait("head", "it needs 50,000 MB of GPU memory, and waits for memory to come back", soon=True)
+    assert head == Wait("head", "it needs 50,000 MB of GPU memory, and waits for memory to be freed", soon=True)
     assert evict == Evict(("idle",), "small", "GPU-0")
     assert isinstance(behind, Wait)
 

@@ -78,7 +78,7 @@ def test_more_than_three_beats_that_cannot_be_written_are_called_degraded(superv
         supervisor.records.beats([])
         assert supervisor.records.degraded is expected
     assert [r.message for r in caplog.records if "HEARTBEAT_DEGRADED" in r.message] == [
-        "HEARTBEAT_DEGRADED: the store has not taken 4 heartbeats in a row; workers go on"
+        "HEARTBEAT_DEGRADED: the store has not accepted 4 heartbeats in a row; workers continue"
     ]
 
     class Nodes:

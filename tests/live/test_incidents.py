@@ -74,7 +74,7 @@ def ended(event: str, job: int = 7, code: str | None = None, task: str = "cut") 
             WorkerMoved("worker:tag:3", 1, "starting", "crashed", reason="exit", how="exited with code 3", delay=None),
             None,
             None,
-            "worker:tag:3 exited with code 3; it is not started again",
+            "worker:tag:3 exited with code 3; it is not restarted",
         ),
     ],
 )
@@ -148,7 +148,7 @@ def test_a_worker_that_is_given_up_is_an_error_with_what_to_do(store: Store) -> 
     async def play(scene: Scene) -> None:
         scene.say(KILLED, WorkerMoved("worker:work:0", 1, "crashed", "failed", reason="it crashed too often"), HEALTHY)
         assert "restarts in" in scene.texts[0]  # the crash itself was not undone by a start long after
-        assert scene.texts[1] == "worker:work:0 is failed: it crashed too often"
+        assert scene.texts[1] == "worker:work:0 has failed: it crashed too often"
         assert scene.of.last[1].level == "error"
         assert "ostler restart worker:work:0" in scene.of.last[1].detail
 
@@ -212,7 +212,7 @@ def test_the_store_and_dead_nodes_are_told(store: Store) -> None:
             "1 job of a node that died requeued",
             "3 jobs of a node that died requeued",
             "the store does not answer lane writer; retrying",
-            "the store takes writes of lane writer again",
+            "the store accepts writes of lane writer again",
         ]
 
     on_stage(store, play)

@@ -56,16 +56,16 @@ def test_a_pool_is_told_when_it_changes_and_not_when_only_its_figures_move(sqlit
 
 def test_health_says_why_clients_get_no_session() -> None:
     pools = Pools()
-    assert unserved(pools) == ["clients wait for more than 10 s for sessions chromium: all 32 slots are in use"]
+    assert unserved(pools) == ["clients have waited more than 10 s for sessions chromium: all 32 slots are in use"]
     pools.waiting["chromium"] = [("token:a", 0, 9.0)]
     assert unserved(pools) == []
     pools.stop_all()
     (words,) = unserved(pools)
-    assert words.startswith("no worker serves sessions chromium: nobody can connect.")
+    assert words.startswith("no worker serves sessions chromium, so nobody can connect;")
     pools.workers["chromium"][0]["status"] = "starting"
     assert unserved(pools) == []
     pools.pause()
-    assert "sessions chromium are paused: clients wait in line; to go on: ostler resume chromium" in unserved(pools)
+    assert "sessions chromium are paused, and clients wait; to resume: ostler resume chromium" in unserved(pools)
 
 
 def test_the_nodes_health_is_degraded_then(sqlite_store: Store) -> None:

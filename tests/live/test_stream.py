@@ -252,7 +252,7 @@ def test_a_killed_worker_is_seen_crashed_and_healthy_again_and_told_in_words(mak
     }
     stream.wait(lambda: stream.of("system:health")["status"] != "healthy", "the health to tell")
     told = [e["health"] for e in stream.events if e["topic"] == "system:health"]
-    assert told[-1]["errors"] == ["worker:work:0 is crashed: it was killed by SIGKILL; it will be started again"]
+    assert told[-1]["errors"] == ["worker:work:0 has crashed: it was killed by SIGKILL; it will be restarted"]
     stream.wait(lambda: stream.of("worker:work:0:status")["status"] == "healthy", "the worker to be back")
     assert stream.of("worker:work:0:status")["generation"] == first["generation"] + 1
     assert stream.of("worker:work:0:status")["pid"] not in (None, first["pid"])
@@ -271,8 +271,8 @@ def test_a_worker_that_is_given_up_makes_the_health_an_error(make_node, follow) 
     elsewhere(node, "crash")
     stream.wait(lambda: stream.of("worker:work:0:status")["status"] == "failed", "the worker to be given up")
     stream.wait(lambda: stream.of("system:health")["status"] == "error", "the health to tell")
-    assert "worker:work:0 is failed: it crashed too often" in stream.of("system:health")["errors"][0]
-    stream.wait(lambda: any(t.startswith("worker:work:0 is failed: ") for t in stream.incidents()), "the incident")
+    assert "worker:work:0 has failed: it crashed too often" in stream.of("system:health")["errors"][0]
+    stream.wait(lambda: any(t.startswith("worker:work:0 has failed: ") for t in stream.incidents()), "the incident")
 
 
 def test_a_pause_is_seen_at_once_and_not_only_by_the_poll(make_node, follow) -> None:
@@ -493,7 +493,7 @@ def test_more_streams_than_allowed_are_refused_with_a_sentence_until_one_leaves(
     for path in ("/api/v1/events", "/api/v1/workers/worker:work:0/logs/follow"):
         refused = follow("queue:status", of=node, path=path)
         assert refused.status == 503
-        assert "3 streams are open, and no more are allowed (see max_streams)" in refused.body["error"]["message"]
+        assert "3 streams are open, which is the limit (max_streams)" in refused.body["error"]["message"]
     assert node.get("/api/v1/info")[0] == 200  # all else goes on
     for leaves in (tail, streams[0]):
         leaves.close()

@@ -40,7 +40,7 @@ def test_results_that_arrive_while_a_node_stops_are_written(fleet: Fleet) -> Non
     assert fleet.one("SELECT count(*) FROM ostler.jobs WHERE status = 'processing'") == 0
     counts = fleet.rows("SELECT count(*) AS n, sum(attempt - (status = 'done')::int) AS unended FROM ostler.jobs")
     assert counts == [{"n": len(jobs), "unended": 0}], "a run that ended was not written"
-    assert "could not be written" not in node.log()
+    assert "could not be recorded" not in node.log()
 
 
 def test_two_nodes_of_one_name_live_side_by_side(fleet: Fleet, tmp_path: Path) -> None:

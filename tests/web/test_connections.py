@@ -316,7 +316,7 @@ def test_trailers_without_end_are_refused(make_node) -> None:
         sender.close()
         assert rss_mb(node) < before + 40
     assert node.get("/healthz")[0] == 200
-    assert "the node's loop was away" not in node.log()
+    assert "the node was suspended" not in node.log()
 
 
 def test_a_body_of_any_size_arrives_as_it_was_sent(node: Node) -> None:

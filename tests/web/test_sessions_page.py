@@ -111,7 +111,7 @@ def test_pools_show_each_slot_each_worker_and_who_waits(node: Made, page: Page) 
     expect(region(page, "Pool terminal").locator(".slot.s-free")).to_have_count(5)
     page.goto(f"{node.url}/#/")
     expect(page.locator("a.figure", has_text="Sessions").locator(".muted")).to_have_text("12 waiting")
-    expect(region(page, "Health")).to_contain_text("clients wait for more than 10 s for sessions chromium")
+    expect(region(page, "Health")).to_contain_text("clients have waited more than 10 s for sessions chromium")
 
 
 def test_a_session_is_ended_by_clicking_and_its_slot_is_free(node: Made, page: Page) -> None:

@@ -29,7 +29,7 @@ _MARK = "made-by-demo"  # a directory without this is never deleted
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["clips", "models", "browsers"]), default="clips")
+@click.argument("what", type=click.Choice(["clips", "models", "browsers", "music"]), default="clips")
 @click.option(
     "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; recreated each time."
 )
@@ -39,6 +39,7 @@ def demo(what: str, data: str, port: int) -> None:
 
     `models`: call real models cold and warm, let two share a GPU that only fits one, kill one during a call.
     `browsers`: open pages through the browser grid while a worker is replaced, then kill a browser during a session.
+    `music`: scan, tag, calibrate and search a small music library, and kill a worker while it tags.
 
     In a terminal the node keeps running until Ctrl-C; otherwise it stops by itself.
     """
@@ -58,6 +59,9 @@ def demo(what: str, data: str, port: int) -> None:
         return
     if what == "browsers":
         _browsers(known, folder, port)
+        return
+    if what == "music":
+        _music(known, folder, port)
         return
     videos = (folder / "videos").absolute()
     videos.mkdir()
@@ -108,6 +112,23 @@ def _browsers(known: Settings, folder: Path, port: int) -> None:
         if sys.stdout.isatty():
             print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or connect to it:")
             print(f'  playwright.chromium.connect("{url.replace("http", "ws", 1)}/sessions/{demo_browsers.POOL}")')
+            with contextlib.suppress(KeyboardInterrupt):
+                node.wait()
+    print("the node has stopped; nothing is left running")
+
+
+def _music(known: Settings, folder: Path, port: int) -> None:
+    from ostler.cli import demo_music  # noqa: PLC0415
+
+    with _node(folder, port, demo_music.TARGET, demo_music.prepare(folder)) as node:
+        url = _until(lambda: node_url(known), node, "the node to start")
+        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        _until(lambda: _healthy(known), node, "its workers")
+        demo_music.run(known, folder)
+        if sys.stdout.isatty():
+            print(f"\nThe node stays up until Ctrl-C. Look at {url}/music, or try in another terminal:")
+            for line in ("music status", "music search instrumental", "music calibrate music --dry-run"):
+                print(f"  {_own_name()} {line} --data {folder}")
             with contextlib.suppress(KeyboardInterrupt):
                 node.wait()
     print("the node has stopped; nothing is left running")

@@ -52,18 +52,18 @@ def reason(f: Facts) -> dict[str, Any]:
         text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
         return _because("no_worker", text)
     if f.paused_all:
-        return _because("paused", "all pools are paused; to go on: ostler resume")
+        return _because("paused", "all pools are paused; to resume: ostler resume")
     if f.paused:
-        return _because("paused", f"pool {f.queue} is paused; to go on: ostler resume {f.queue}")
+        return _because("paused", f"pool {f.queue} is paused; to resume: ostler resume {f.queue}")
     if able := f.workers.get("healthy", 0):
         return _in_line(f, able)
     if f.workers.get("starting") or f.workers.get("crashed"):
         return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
     if f.memory:
-        return _because("memory", f"no worker of pool {f.queue} runs; the next one {f.memory}")
+        return _because("memory", f"pool {f.queue} has no running worker; the next one {f.memory}")
     if f.workers.get("failed"):
         return _because(
-            "failed", f"the workers of pool {f.queue} are failed; see their logs, then: ostler restart {f.queue}"
+            "failed", f"the workers of pool {f.queue} have failed; check their logs, then run: ostler restart {f.queue}"
         )
     return _because("stopped", f"the workers of pool {f.queue} are stopped; to start them: ostler resume {f.queue}")
 
@@ -86,7 +86,7 @@ def _in_line(f: Facts, able: int) -> dict[str, Any]:
         return _because("next", f"it is next: one of {able} workers takes it as soon as it is free", ahead=0)
     count = f"more than {_MOST}" if f.ahead > _MOST else str(f.ahead)
     jobs = "job is" if f.ahead == 1 else "jobs are"
-    return _because("line", f"{count} {jobs} before it", ahead=f.ahead)
+    return _because("line", f"{count} {jobs} ahead of it", ahead=f.ahead)
 
 
 def _because(code: str, text: str, **more: Any) -> dict[str, Any]:

@@ -246,7 +246,7 @@ class _Line:
         if why := self._never(waiter.need, usable):
             return [Refuse(waiter.owner, why)]
         if self._exclusive and waiter.wants_gpu and self._operating:
-            return [Wait(waiter.owner, "another worker loads, and they take turns (gpu_exclusive)")]
+            return [Wait(waiter.owner, "another worker is loading, and only one may at a time (gpu_exclusive)")]
         device = self._best_fit(waiter.need.gpu_mb, usable)
         if self._host_fits(waiter.need.host_mb) and (device or not waiter.need.gpu_mb):
             self._take(waiter.need, device)
@@ -347,7 +347,7 @@ class _Line:
         if self._room[HOST] < need.host_mb:  # else those who need no GPU could wait for one
             self._room[HOST] -= need.host_mb
         owners = tuple(r.owner for r in plan.victims)
-        then = f"makes {', '.join(owners)} leave" if owners else "waits for memory to come back"
+        then = f"unloads {', '.join(owners)}" if owners else "waits for memory to be freed"
         wait = Wait(waiter.owner, f"it needs {need}, and {then}", soon=True)
         return [Evict(owners, waiter.owner, short_of), wait] if owners else [wait]
 
@@ -366,4 +366,4 @@ class _Line:
             free.append(f"{max(0.0, *(self._room[d] for d in usable)):,.0f} MB of a GPU")
         if waiter.need.host_mb:
             free.append(f"{max(0.0, self._room[HOST]):,.0f} MB of the host")
-        return f"it needs {waiter.need}; {' and '.join(free)} can be had now, and nobody idle can make room for it"
+        return f"it needs {waiter.need}; {' and '.join(free)} is available now, and nothing idle can make room"

@@ -73,7 +73,7 @@ class Channel:
         """
         if os.getpid() != self._pid:
             raise RuntimeError(
-                f"this is a child process of the worker (forked, pid {os.getpid()}), which cannot report to the node: "
+                f"this is a forked child of the worker (pid {os.getpid()}), which cannot report to the node: "
                 "let the job itself call job.event, job.progress and job.publish"
             )
         data = encode(list(frame))

@@ -61,7 +61,7 @@ class Control:
         worker = slot.worker
         if worker is not None and worker.status is Status.HEALTHY and slot.pool.spec.recycle.warm and not worker.leave:
             slot.spare_recycle_until = 0.0
-            worker.tired = "an operator wants a fresh one"
+            worker.tired = "restarted by an operator"
         elif worker is not None:
             self._supervisor.leave(worker)
         self._supervisor.wake()
@@ -104,7 +104,7 @@ class Control:
     def ask(self, component: str, verb: str) -> Status:
         """One of VERBS, on a worker of this node."""
         if verb not in VERBS:
-            raise BadArguments(f"{verb!r} is nothing that a worker can be asked to do; there are: {', '.join(VERBS)}")
+            raise BadArguments(f"{verb!r} is not something that a worker can do; known: {', '.join(VERBS)}")
         return Status(getattr(self, verb)(component))
 
     def grant(self, verb: str, target: str) -> dict[str, Any]:

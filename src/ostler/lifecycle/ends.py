@@ -36,7 +36,7 @@ _WORDS = {
     "parked": ("ended while parked", "was ended while it was parked"),
     "not-woken": ("could not be woken", "could not be woken and was killed"),
     "shutdown": ("killed at shutdown", "was killed because it did not stop in time"),
-    "protocol": ("broke the protocol", "sent something that is not the protocol and was killed"),
+    "protocol": ("broke the protocol", "broke the protocol and was killed"),
     "spawn": ("could not be started", "could not be started"),
     "app-load": ("could not load the app", "could not load the app"),
     "model-load": ("could not load its model", "could not load its model"),

@@ -36,11 +36,11 @@ def escalate(worker: Worker, now: float) -> None:
     """It was asked to exit and has not: signals, each in its time."""
     if worker.signalled is None:
         if worker.leave_by is not None and now >= worker.leave_by and worker.process:
-            log.warning("%s did not stop within its grace: SIGTERM", worker.component)
+            log.warning("%s did not stop in time: sending SIGTERM", worker.component)
             worker.signalled = now
             worker.process.signal(signal.SIGTERM)
     elif now >= worker.signalled + worker.pool.spec.term_grace:
-        log.warning("%s did not heed SIGTERM: SIGKILL", worker.component)
+        log.warning("%s did not react to SIGTERM: sending SIGKILL", worker.component)
         kill(worker, "shutdown", on_purpose=True)
 
 

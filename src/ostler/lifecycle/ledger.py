@@ -256,7 +256,7 @@ class Ledger:
     def _told_gpus(self, found: GpuReadings | Exception) -> None:
         if isinstance(found, Exception):
             if self._unreadable is None:
-                log.warning("the GPUs cannot be read; whoever needs one waits: %s", found)
+                log.warning("the GPUs cannot be read, so workers that need one wait: %s", found)
             self._unreadable = str(found)
         else:
             if self._unreadable is not None:
@@ -293,7 +293,7 @@ class Ledger:
         late = found.at - left.at >= _BACK
         if late:
             log.warning(
-                "%s has gone, and %.0f MB of %s are not back after %g s", left.owner, left.mb, left.device, _BACK
+                "%s has ended, but %.0f MB of %s are not free after %g s", left.owner, left.mb, left.device, _BACK
             )
         return late
 
@@ -359,7 +359,7 @@ class Ledger:
         try:
             return ticket.standing()
         except Exception:
-            log.exception("%s cannot say whether it is idle; it stays", ticket.owner)
+            log.exception("%s does not say whether it is idle; it is left loaded", ticket.owner)
             return always_busy()
 
     def _apply(self, decision: Decision, line: dict[str, Ticket], held: dict[str, Ticket]) -> None:
@@ -372,7 +372,7 @@ class Ledger:
                 _call(ticket.owner, ticket.on_refused, ticket, why)
             case Evict(residents, waiter, short_of):
                 for owner in residents:
-                    log.info("%s leaves, because %s needs memory (%s)", owner, waiter, short_of)
+                    log.info("unloading %s, because %s needs memory (%s)", owner, waiter, short_of)
                     held[owner].claimed = True
                     _call(owner, held[owner].on_evict, short_of)
             case Wait(owner, why):

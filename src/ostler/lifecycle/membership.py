@@ -62,7 +62,7 @@ class Membership:
         elif now - before > lease / 2:
             self._patient_until = now + lease
             log.warning(
-                "the store had taken no heartbeat for %.1f s; no other node is declared dead for %g s",
+                "the store had accepted no heartbeat for %.1f s; this node declares no other node dead for %g s",
                 now - before,
                 lease,
             )
@@ -100,7 +100,9 @@ class Leave:
         try:
             await self._lane.call(lambda store: store.nodes.end(self._member.id), patience=_FAREWELL, known=True)
         except Exception as error:  # noqa: BLE001
-            log.warning("the node's end could not be written (%s); others find out by its lease", error)
+            log.warning(
+                "the node's stop could not be recorded (%s); other nodes will notice when its lease ends", error
+            )
 
 
 class Neighbours:
@@ -141,7 +143,7 @@ class Neighbours:
             except StoreBusy:
                 continue  # the lanes have told
             except Exception:
-                log.exception("looking for dead nodes failed once; it goes on")
+                log.exception("looking for dead nodes failed; trying again later")
 
     async def look(self) -> None:
         """Requeue the jobs of nodes that are dead."""
@@ -161,9 +163,9 @@ class Neighbours:
             return
         self._member.lost = True
         log.warning(
-            "node %s was declared dead by another node; its jobs run elsewhere. Its workers are killed, and %s",
+            "another node declared node %s dead, and its jobs run elsewhere. Its workers are killed, and %s",
             node,
-            "it stops" if self._supervisor.stopping else "it registers anew",
+            "it stops" if self._supervisor.stopping else "it registers again",
         )
         self._bus.send(NodeDeclaredDead(node))
         self._forget()
@@ -194,10 +196,10 @@ class Neighbours:
         try:
             await self._lane.call(register)
         except StoreBusy as error:
-            log.warning("the node cannot register anew yet (%s); trying again", error)
+            log.warning("the node cannot register again yet (%s); retrying", error)
             return False
         except Exception:
-            log.exception("the node could not register anew; trying again")
+            log.exception("the node could not register again; retrying")
             return False
         return True
 

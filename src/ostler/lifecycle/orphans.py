@@ -75,7 +75,7 @@ class Orphans:
         if not self._started or (self._guard and self._guard.poll() is None):
             return
         if self._guard:
-            log.warning("the guard has ended; starting another")
+            log.warning("the guard process has ended; starting another")
         argv = [sys.executable, "-I", "-S", family.__file__, f"{self._token}/", *self._folders]
         self._guard = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
 
@@ -95,7 +95,7 @@ class Orphans:
             left += await asyncio.to_thread(family.kill, "\0", nobodys)
             self.look()
         if left:
-            log.info("%s left %d processes behind; they were ended", worker.component, left)
+            log.info("%s left %d processes behind; they were killed", worker.component, left)
 
     # ---- reaping
 

@@ -20,14 +20,14 @@ def recover(store: Store, member: NodeRow, judge: Callable[[], bool] = lambda: F
     hold; never because its pid is not found here. Unless `judge()`, nobody is declared dead for its heartbeat.
     """
     for node in store.nodes.declare_dead(member.id, member.home or "", judge):
-        log.warning("node %s is dead: it was last heard %s ms ago", node["id"], store.now() - node["beat_at"])
+        log.warning("node %s is dead: its last heartbeat was %s ms ago", node["id"], store.now() - node["beat_at"])
     jobs: list[int] = []
     for node in store.nodes.unreleased():
         if node["home"] in (None, member.home):
             _end(store, node)
         back = store.nodes.release(node)
         if back:
-            log.warning("%d jobs of node %s are requeued", len(back), node["id"])
+            log.warning("requeued %d jobs of node %s", len(back), node["id"])
         jobs += back
     return jobs
 
@@ -46,6 +46,4 @@ def _end(store: Store, node: dict[str, Any]) -> None:
     workers = store.health.get_all_workers(node["id"])
     roots = [w["pid"] for w in workers if family.is_alive(w["pid"], w["pid_start"])]
     if left := family.kill(f"{node['token']}/" if node["token"] else "\0", roots):
-        log.warning(
-            "node %s (pid %s) had died without a stop; %d processes of its were ended", node["id"], node["pid"], left
-        )
+        log.warning("node %s (pid %s) had died; killed %d processes that it left behind", node["id"], node["pid"], left)

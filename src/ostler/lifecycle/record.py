@@ -160,7 +160,7 @@ class Records:
             self._missed()
             raise
         if self._late_beats >= _DEGRADED:
-            log.info("the store takes heartbeats again")
+            log.info("the store accepts heartbeats again")
         self._member.took_beat()
         self._late_beats, self._writing_beats = 0, False
 
@@ -168,7 +168,8 @@ class Records:
         self._late_beats += 1
         if self._late_beats == _DEGRADED:
             log.warning(
-                "HEARTBEAT_DEGRADED: the store has not taken %d heartbeats in a row; workers go on", self._late_beats
+                "HEARTBEAT_DEGRADED: the store has not accepted %d heartbeats in a row; workers continue",
+                self._late_beats,
             )
 
     @property

@@ -47,7 +47,7 @@ class Recycling:
         if pool.recycling not in (None, slot):
             return
         if pool.recycling is None:
-            log.info("%s is recycled: it %s", slot.component, why)
+            log.info("recycling %s: it %s", slot.component, why)
             pool.recycling = slot
         room = self._supervisor.reserving.room_beside(slot, now) if limits.warm else False
         if room:

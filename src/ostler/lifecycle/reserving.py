@@ -25,7 +25,7 @@ _TELL = 5.0  # seconds between two records of why a slot waits: its figures chan
 _BESIDE = (
     10.0  # seconds that a replacement waits for memory beside the worker that it replaces; then that one leaves first
 )
-_MADE_ROOM = "starts again when there is work for it; its memory was needed by others"
+_MADE_ROOM = "starts again when there is work; others needed its memory"
 
 
 class Declared:
@@ -107,7 +107,7 @@ class Reserving:
     def _refused(self, slot: Slot, need: Needs, why: str) -> None:
         slot.ticket, slot.ask_again = None, time.monotonic() + _REFUSED
         if slot.rest is Status.CRASHED:
-            self._supervisor.give_up_waiting(slot, "cannot have its memory")
+            self._supervisor.give_up_waiting(slot, "cannot get its memory")
         if slot.waiting != (text := f"cannot be started: {why}"):
             log.error("%s %s", slot.component, text)
         self._tell(slot, text)
@@ -129,7 +129,7 @@ class Reserving:
                 evict=lambda short_of: self._evict(slot, need, short_of),
             )
         if slot.heir_ticket is None or (not slot.heir_ticket.granted and now >= slot.heir_since + _BESIDE):
-            log.info("%s leaves before its replacement is there: there is no memory for both", slot.component)
+            log.info("stopping %s before its replacement is ready: there is not enough memory for both", slot.component)
             self.withdraw_heir(slot)
             return False
         return True if slot.heir_ticket.granted else None

@@ -116,7 +116,7 @@ class Starts:
             self._supervisor.wake()
 
     def _garbage(self, worker: Worker, what: str) -> None:
-        log.error("%s said something that is not the protocol: %s", worker.component, what)
+        log.error("%s broke the protocol: %s", worker.component, what)
         self._supervisor.kill(worker, "protocol")
 
     def _noticed_end(self, worker: Worker, ended: Ended) -> None:

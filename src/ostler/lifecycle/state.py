@@ -37,6 +37,6 @@ def move(component: str, before: Status, after: Status) -> Status:
     """The new status, when the edge exists; raises IllegalTransition otherwise."""
     if after not in LEGAL[before]:
         raise IllegalTransition(
-            f"{component} cannot go from {before} to {after}; legal are {', '.join(sorted(LEGAL[before]))}"
+            f"{component} cannot go from {before} to {after}; allowed: {', '.join(sorted(LEGAL[before]))}"
         )
     return after

@@ -227,7 +227,7 @@ class Supervisor:
             try:
                 self._look()
             except Exception:
-                log.exception("the supervisor's loop failed once and goes on")
+                log.exception("the supervisor's loop failed; continuing")
             # Not `wait_for`: it drops a cancel that comes together with what it waits for, and this loop would never end.
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(max(0.001, self._next_look() - time.monotonic())):
@@ -238,7 +238,7 @@ class Supervisor:
         asleep = now - self._last_look - self.settings.heartbeat_interval
         if asleep > 1.0:
             # The node itself was stopped or starved: what looks like the workers' silence is its own.
-            log.warning("the node's loop was away for %.1f s; its workers are not blamed for that", asleep)
+            log.warning("the node was suspended for %.1f s; missed heartbeats in that time do not count", asleep)
             for worker in self._workers():
                 worker.last_beat = min(now, worker.last_beat + asleep)
                 worker.started = min(now, worker.started + asleep)
@@ -247,7 +247,7 @@ class Supervisor:
             try:
                 self._advance(slot, now)
             except Exception:
-                log.exception("%s: a step failed; the other workers go on", slot.component)
+                log.exception("%s: a step failed; the other workers continue", slot.component)
         if now >= self._next_beat:
             self._next_beat = now + self.settings.heartbeat_interval
             self._beat()

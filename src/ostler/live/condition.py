@@ -44,7 +44,7 @@ def condition(
         if idle and not supervisor.stopping and not all(_is_spare(slot) for slot in meant):
             short = next((slot.waiting for slot in meant if slot.waiting), None)
             then = f": the next one {short}" if short else f"; start them with: ostler resume {pool.spec.name}"
-            errors.append(f"no worker of pool {pool.spec.name} runs{then}")
+            errors.append(f"pool {pool.spec.name} has no running worker{then}")
             worst = "degraded" if worst == "healthy" else worst
         if bad:
             all_failed = all(slot.status is Status.FAILED for slot in meant)
@@ -63,16 +63,16 @@ def condition(
     if lost := {lane.name: since for lane in lanes if (since := lane.trouble_since) is not None}:
         trouble = next((lane.trouble for lane in lanes if lane.trouble), "")
         errors.append(
-            f"the store does not answer ({', '.join(lost)}) since {_ago(min(lost.values()))}; retrying. {trouble}"
+            f"the store has not answered ({', '.join(lost)}) for {_ago(min(lost.values()))}; retrying. {trouble}"
         )
         worst = "error"
     elif (silent := supervisor.member.unheard()) is not None:
         errors.append(
-            f"the store does not answer since {silent:.0f} s: it has taken no heartbeat. Jobs run on, and results are kept"
+            f"the store has accepted no heartbeat for {silent:.0f} s. Running jobs continue, and their results are kept"
         )
         worst = "error"
     if supervisor.member.lost:
-        errors.append("this node was declared dead by another: its workers are killed, and it registers anew")
+        errors.append("another node declared this one dead: its workers are killed, and it registers again")
         worst = "error"
     return worst, errors
 
@@ -85,13 +85,15 @@ def unserved(sessions: Sessions) -> list[str]:
         pools = " or ".join(state["pools"])
         longest = max((waited for _, _, waited in lines.get(name, {"first": ()})["first"]), default=0.0)
         if state.get("paused"):
-            found.append(f"sessions {name} are paused: clients wait in line; to go on: ostler resume {pools}")
+            found.append(f"sessions {name} are paused, and clients wait; to resume: ostler resume {pools}")
         elif not able:
-            found.append(f"no worker serves sessions {name}: nobody can connect. See 'ostler workers' for pool {pools}")
+            found.append(
+                f"no worker serves sessions {name}, so nobody can connect; see 'ostler workers' for pool {pools}"
+            )
         elif longest >= _STUCK:
             # Without the figures of the moment, which would be news every second.
             busy = f"all {state['slots']} slots are in use" if not state["free"] else "none of the free slots fits them"
-            found.append(f"clients wait for more than {_STUCK:g} s for sessions {name}: {busy}")
+            found.append(f"clients have waited more than {_STUCK:g} s for sessions {name}: {busy}")
     return found
 
 
@@ -108,14 +110,14 @@ def unready(supervisor: Supervisor, lanes: Sequence[Lane]) -> list[str]:
     """Why the node should get no traffic; empty when it should."""
     reasons = ["the node is stopping"] if supervisor.stopping else []
     reasons += [
-        f"the store has not answered lane {lane.name} since {_ago(since)}"
+        f"the store has not answered lane {lane.name} for {_ago(since)}"
         for lane in lanes
         if (since := lane.trouble_since) is not None
     ]
     if (silent := supervisor.member.unheard()) is not None:
-        reasons.append(f"the store has taken no heartbeat since {silent:.0f} s")
+        reasons.append(f"the store has accepted no heartbeat for {silent:.0f} s")
     if supervisor.member.lost:
-        reasons.append("the node was declared dead by another, and registers anew")
+        reasons.append("another node declared this one dead; it registers again")
     for pool in supervisor.pools.values():
         meant = [slot for slot in pool.slots if slot.key is None and not slot.waiting and not slot.resting]
         if meant and not any(slot.status is Status.HEALTHY for slot in pool.slots):
@@ -135,10 +137,10 @@ def complaints(fleet: Fleet, own: str | None = None) -> list[str]:
         if node["id"] == own or node["alive"] or node["status"] == "stopped":
             continue
         if node["status"] == "dead":
-            then = f"start it again, or if it is gone for good: ostler nodes --forget {label}"
-            found.append(f"node {label} is dead: it was last heard at {heard}, and its jobs are requeued; {then}")
+            then = f"start it again, or if it will not come back: ostler nodes --forget {label}"
+            found.append(f"node {label} is dead: its last heartbeat was at {heard}, and its jobs were requeued; {then}")
         else:
-            found.append(f"node {label} is silent: it was last heard at {heard}, and its jobs will be requeued")
+            found.append(f"node {label} is silent: its last heartbeat was at {heard}, and its jobs will be requeued")
     down = [w for w in fleet.workers if w["node_id"] != own and w["status"] in (Status.CRASHED, Status.FAILED)]
     return found + [_words(w["name"], Status(w["status"]), ends.shown(w)["exit_text"]) for w in down]
 
@@ -151,5 +153,5 @@ def _complaint(slot: Slot, before: str) -> str:
 
 def _words(name: str, status: Status, how: str | None) -> str:
     if status is Status.FAILED:
-        return f"{name} is failed: it crashed too often. See 'ostler logs {name}', then: ostler restart {name}"
-    return f"{name} is crashed{f': {how}' if how else ''}; it will be started again"
+        return f"{name} has failed: it crashed too often. See 'ostler logs {name}', then run: ostler restart {name}"
+    return f"{name} has crashed{f': {how}' if how else ''}; it will be restarted"

@@ -60,7 +60,7 @@ def crash(event: WorkerMoved, ended: JobEnded | None, back_after: float | None =
     if back_after is not None:
         then = f"restarted after {_span(back_after)}"
     elif event.delay is None:
-        then = "it is not started again"
+        then = "it is not restarted"
     else:
         then = f"restarts in {_span(event.delay)}"
     return f"{event.component} {event.how}; {then}{_job(_job_of(event), ended)}"
@@ -205,8 +205,8 @@ class Incidents:
                     self._rewrite(incident, text=text)
             case WorkerMoved(status="failed"):
                 self._crashes.pop(event.component, None)
-                hint = f"look at its log, then: ostler restart {event.component}"
-                self.tell("error", event.component, f"{event.component} is failed: {event.reason}", detail=hint)
+                hint = f"check its log, then run: ostler restart {event.component}"
+                self.tell("error", event.component, f"{event.component} has failed: {event.reason}", detail=hint)
             case PoolPaused(pool, paused, still=False):
                 what = f"pool {pool}" if pool else "all pools"
                 self.tell("info", f"pool:{pool or '*'}", f"{what} {'paused' if paused else 'resumed'}")
@@ -222,7 +222,7 @@ class Incidents:
                 self._killed(event)
             case StoreAnswers(lane, answers):
                 if answers:
-                    self.tell("info", f"store:{lane}", f"the store takes writes of lane {lane} again")
+                    self.tell("info", f"store:{lane}", f"the store accepts writes of lane {lane} again")
                 else:
                     self.tell("error", f"store:{lane}", f"the store does not answer lane {lane}; retrying")
 

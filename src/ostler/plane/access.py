@@ -115,7 +115,7 @@ class Access:
         if self.key and path.startswith(_CALLS) and any(_same(one, self.key) for one in _bearer(first)):
             return None
         if named := self._named(given):
-            return Refusal(403, "FORBIDDEN", f"the token {named.name!r} may open sessions and nothing else")
+            return Refusal(403, "FORBIDDEN", f"the token {named.name!r} can only open sessions")
         return _UNKNOWN
 
     def caller(self, method: str, path: str, query: bytes, headers: Headers, peer: int | None) -> Caller | Refusal:
@@ -145,12 +145,12 @@ class Access:
             return Refusal(
                 403,
                 "FORBIDDEN_HOST",
-                f"this node listens on loopback, and Host {host!r} is not a name of it; behind a reverse proxy, set `public`",
+                f"this node listens on loopback, and {host!r} is not one of its names; behind a reverse proxy, set `public`",
             )
         if origin and origin != "null" and not self._is_own(origin.partition("://")[2], host):
-            return Refusal(403, "FORBIDDEN_ORIGIN", f"requests from pages of {origin} are not taken")
+            return Refusal(403, "FORBIDDEN_ORIGIN", f"requests from pages of {origin} are not allowed")
         if origin == "null" and method not in ("GET", "HEAD"):
-            return Refusal(403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not taken")
+            return Refusal(403, "FORBIDDEN_ORIGIN", "requests from pages without an origin are not allowed")
         return None
 
     def _is_node(self, method: str, path: str, first: dict[bytes, bytes]) -> bool:
@@ -169,7 +169,7 @@ class Access:
 
 
 _UNKNOWN = Refusal(
-    401, "UNAUTHORIZED", "a token is needed: send the header 'Authorization: Bearer …' (`ostler token` prints it)"
+    401, "UNAUTHORIZED", "a token is required: send the header 'Authorization: Bearer …' (`ostler token` prints it)"
 )
 
 

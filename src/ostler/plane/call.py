@@ -97,7 +97,7 @@ def read_wishes(call: Call, task: Task) -> Refuse | None:
         seconds = _seconds(said)
         if seconds is None or (is_patience and seconds <= 0):
             shown = name.decode()
-            return Refuse(400, "BAD_HEADER", f'{shown} must be seconds or a text such as "5m", found {said[:40]!r}')
+            return Refuse(400, "BAD_HEADER", f'{shown} must be seconds or text such as "5m", found {said[:40]!r}')
         if is_patience:
             patience = min(patience, seconds)
         else:

@@ -222,14 +222,14 @@ class Calls:
         name, inside, _ = name.partition("/")
         if request.method != "POST" and not inside:
             return Refuse(
-                405, "METHOD_NOT_ALLOWED", "a call is a POST, and cancelled by a DELETE", {"allow": "DELETE, POST"}
+                405, "METHOD_NOT_ALLOWED", "use POST to call, and DELETE to cancel", {"allow": "DELETE, POST"}
             )
         task = self.tasks.get(name)
         if task is None and name == RUNNING:
             return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
         if task is None or (inside and not task.is_server):
             known = ", ".join(sorted(self.tasks)) or "none"
-            return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; declared are: {known}")
+            return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; known: {known}")
         given = parse_qs(request.query.decode("latin-1"))
         named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:
@@ -246,9 +246,7 @@ class Calls:
         if not request.is_whole:
             if task.default is not None:
                 return self._begin(request, task, task.default)
-            message = (
-                f'"model" must be the first key of so large a body, or be named as ?model= ; {task.name} has several'
-            )
+            message = f'"model" must be the first key of a large body, or be given as ?model= ; {task.name} has several models'
             return Refuse(400, "NO_MODEL", message)
         try:
             told = json.loads(body)
@@ -262,7 +260,7 @@ class Calls:
             known = ", ".join(sorted(task.models)) or "any"
             return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known: {known}')
         if not isinstance(model, str) or not 0 < len(model) <= _LONGEST_ID or not model.isprintable():
-            return Refuse(400, "BAD_MODEL", f"a model id is a text of 1 to {_LONGEST_ID} printable characters")
+            return Refuse(400, "BAD_MODEL", f"a model id has 1 to {_LONGEST_ID} printable characters")
         key = (task.name, model)
         if model not in task.models and (why := self._unlisted(task, model)):
             return why
@@ -298,7 +296,7 @@ class Calls:
         if not (self._exclusive and terms.gpu):
             return self._ask(call, terms)
         if len(self.turns) >= terms.queue:
-            message = f"{len(self.turns)} calls wait for their turn on the GPU, and {terms.queue} may"
+            message = f"{len(self.turns)} calls are waiting for the GPU, and at most {terms.queue} may"
             refusal = Refusal(429, "BUSY", message, 1.0)
             self.records.refused(call, refusal)
             return refused_by(refusal, call)
@@ -322,7 +320,7 @@ class Calls:
 
     def _no_turn(self, call: Call) -> None:
         call.clock = None
-        call.refused(Refusal(504, "DEADLINE", f"{call.key[0]} {call.key[1]!r} had no turn on the GPU in time"))
+        call.refused(Refusal(504, "DEADLINE", f"{call.key[0]} {call.key[1]!r} did not get the GPU in time"))
 
     def _ask(self, call: Call, terms: Terms) -> Plan:
         found = self.leases.ask(call.key, terms, call, self._loop.time())
@@ -351,7 +349,7 @@ class Calls:
         if not task.any_model:
             return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known: {known}")
         if leads_out(model):
-            return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leads out of its directory")
+            return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leaves its directory")
         if (task.name, model) in self.leases.lines:
             return None
         lines = [line for key, line in self.leases.lines.items() if key[0] == task.name and key[1] not in task.models]
@@ -478,10 +476,12 @@ class Calls:
         ends = call.sent_at + call.timeout
         if now < ends:  # the client's patience is over: it is cancelled as if it had gone
             call.clock = self._timers.at(ends, self._overdue, call)
-            message = f"{call.key[0]} {call.key[1]!r} did not answer within the {call.deadline - call.asked:g} s that were asked for"
+            message = (
+                f"{call.key[0]} {call.key[1]!r} did not answer within the requested {call.deadline - call.asked:g} s"
+            )
         else:
             why = f"call {call.id.decode()} took more than {call.timeout:g} s"
             self._say("kill", *call.key, place.replica, place.generation, "call-deadline", why)
             self.leases.close(call.key, place.replica, place.generation)
-            message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was ended"
+            message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was killed"
         call.request.abandon(failure(504, "DEADLINE", message, call))

@@ -20,8 +20,8 @@ log = logging.getLogger("ostler.web")
 
 class Problem(BaseModel):
     model_config = ConfigDict(extra="allow")
-    code: str = Field(description="for programs, such as `NOT_FOUND`")
-    message: str = Field(description="for people: what is wrong, and what to do")
+    code: str = Field(description="a code for programs, such as `NOT_FOUND`")
+    message: str = Field(description="a message for people: what is wrong, and what to do")
 
 
 class ErrorBody(BaseModel):
@@ -34,19 +34,19 @@ class ErrorBody(BaseModel):
 _MEANINGS = {
     400: "The request is malformed.",
     401: "The request has no token, or a wrong one.",
-    403: "The request comes from a page of another site, under a name that is not this node's, or with a token that may not do this.",
-    404: "There is no such thing.",
+    403: "The request comes from a page of another site, uses a host name that is not this node's, or has a token without the permission.",
+    404: "Not found.",
     409: "Its state does not allow this.",
     413: "The body is too large.",
     416: "No byte of the wanted range exists.",
     422: "A parameter or the body is invalid. Nothing was stored.",
     426: "This is for WebSocket clients.",
-    429: "There are too many of these right now.",
+    429: "Too many at the moment; try again later.",
     499: "The call was cancelled.",
     500: "Something failed inside the node or the model; the message or the node's log says what.",
-    502: "Another process or node that is needed for the answer cannot be reached.",
+    502: "Another process or node that is needed for this cannot be reached.",
     503: "The node cannot do this right now, for example because its store is busy. Try again.",
-    504: "The call took longer than it may.",
+    504: "The call took too long.",
 }
 _HEADERS = {
     401: {"WWW-Authenticate": "always `Bearer`"},
@@ -107,8 +107,8 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(ClientDisconnect)
     async def broke_off(request: Request, _: ClientDisconnect) -> JSONResponse:
-        log.info("%s %s: the client left before its request was whole", request.method, request.url.path)
-        return failure(400, "BROKE_OFF", "the request broke off")  # nobody is there to read it
+        log.info("%s %s: the client disconnected before its request was complete", request.method, request.url.path)
+        return failure(400, "BROKE_OFF", "the request is incomplete")  # nobody is there to read it
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:

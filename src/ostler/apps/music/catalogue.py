@@ -250,6 +250,24 @@ def retry(tables: Tables, library: int | None, states: Sequence[str], track: int
     return found
 
 
+def recover(tables: Tables, library: int, is_live: Callable[[int], bool]) -> int:
+    """Have tracks tagged whose jobs have ended without a word, such as cancelled ones; how many."""
+    waiting = and_(tracks.c.library == library, tracks.c.state == "new", tracks.c.job.is_not(None))
+    last = count = 0
+    while True:
+        asked = (
+            select(tracks.c.id, tracks.c.job).where(waiting, tracks.c.id > last).order_by(tracks.c.id).limit(AT_ONCE)
+        )
+        with tables.read() as connection:
+            rows = connection.execute(asked).all()
+        if not rows:
+            return count
+        lost = [row.id for row in rows if not is_live(row.job)]
+        with tables.write() as connection:
+            connection.execute(update(tracks).where(tracks.c.id.in_(lost), waiting).values(**AGAIN))
+        count, last = count + len(lost), rows[-1].id
+
+
 def not_failed(track: int, state: str) -> Conflict:
     return Conflict(f"track {track} is {state}; only one that failed or is toxic can be tried again")
 

@@ -83,9 +83,6 @@ class Source:
         stream = next((one for one in container.streams.audio if one.codec_context is not None), None)
         if stream is None:
             raise Undecodable("there is no audio in the file, or none that can be decoded")
-        for other in container.streams:
-            if other is not stream:
-                other.discard = "all"  # covers and videos
         self.codec = stream.codec_context.name
         stream.codec_context.thread_count = 1  # workers are processes: one core each
         left = int(self.limits.seconds * RATE)

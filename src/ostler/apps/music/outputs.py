@@ -125,9 +125,10 @@ def _put(tables: Tables, row: Any, path: bytes, wanted: dict[str, list[str]], ea
         writing.write(path, wanted)
     else:
         _write_sidecar(sidecar(row.library, row.path, path), {"track": row.shown, **wanted})
+    facts = _facts(path)
     with tables.write() as connection:
         tables.upsert(connection, written, [{**told, "tags": json.dumps(wanted)}])
-        _is_ours(connection, row.id, path)
+        connection.execute(update(tracks).where(tracks.c.id == row.id).values(**facts))
 
 
 def _withdraw(tables: Tables, row: Any, path: bytes, earlier: Any) -> None:
@@ -139,17 +140,17 @@ def _withdraw(tables: Tables, row: Any, path: bytes, earlier: Any) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(sidecar(row.library, row.path, path))  # noqa: PTH108  bytes
+    facts = _facts(path)
     with tables.write() as connection:
         connection.execute(delete(written).where(written.c.track == row.id))
-        _is_ours(connection, row.id, path)
+        connection.execute(update(tracks).where(tracks.c.id == row.id).values(**facts))
 
 
-def _is_ours(connection: Connection, track: int, path: bytes) -> None:
-    """The file is as we left it: a scan need not look at it again."""
+def _facts(path: bytes) -> dict[str, Any]:
+    """The file as we left it, so that a scan need not look at it again. Before a transaction: reading it takes its time."""
     facts = os.stat(path)  # noqa: PTH116  bytes
-    values: dict[str, Any] = {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "inode": signed(facts.st_ino)}
-    values["sha256"] = content(path)
-    connection.execute(update(tracks).where(tracks.c.id == track).values(**values))
+    place = {"size": facts.st_size, "mtime_ns": facts.st_mtime_ns, "inode": signed(facts.st_ino)}
+    return {**place, "sha256": content(path)}
 
 
 # ---- sidecar files

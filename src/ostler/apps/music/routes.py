@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable
+from functools import cache
+from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request
@@ -18,6 +21,8 @@ from ostler.apps.music.tables import Tables, now_ms, open_tables
 from ostler.web import body as bodies
 from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
+
+log = logging.getLogger("ostler.music")
 
 T = TypeVar("T")
 _BODY = 262_144  # bytes of a request
@@ -35,14 +40,38 @@ _After = Annotated[int, Query(ge=0, le=10_000_000, description="how many to leav
 
 
 def router(node: NodeApi, rules: Rules) -> APIRouter:
-    routes = APIRouter(prefix="/api/v1", tags=["music"])
+    routes = APIRouter(tags=["music"])
+    routes.include_router(_api(node, rules), prefix="/api/v1")
+
+    @routes.get("/music", include_in_schema=False)
+    async def page() -> Response:
+        return _asset("page.html")
+
+    @routes.get("/music/{name}", include_in_schema=False)
+    async def asset(name: str) -> Response:
+        return _asset(name)
+
+    return routes
+
+
+def _api(node: NodeApi, rules: Rules) -> APIRouter:
+    routes = APIRouter()
     tables = open_tables(node.settings)
     finder = search.Search(tables, rules.threshold)
     _libraries(routes, node, rules, tables)
     _calibrations(routes, node, tables, finder)
     _tracks(routes, node, tables, finder)
     _playlists(routes, tables, finder)
+    # The loop keeps only a weak hold on its tasks; the router lives as long as the node.
+    routes.warming = asyncio.get_running_loop().create_task(_warm(finder), name="music-warm")  # type: ignore[attr-defined]
     return routes
+
+
+async def _warm(finder: search.Search) -> None:
+    try:
+        await _off(finder.warm)
+    except Exception:  # the first question tries again
+        log.exception("the tracks could not be read")
 
 
 def _libraries(routes: APIRouter, node: NodeApi, rules: Rules, tables: Tables) -> None:
@@ -212,6 +241,27 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
             return playlists.m3u(catalogue.with_places(tables, found), relative=relative)
 
         return Response(await _off(made), media_type="audio/x-mpegurl")
+
+
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
+_KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+
+
+@cache
+def _pages() -> dict[str, bytes]:
+    folder = files("ostler.apps.music") / "page"
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def _asset(name: str) -> Response:
+    if name not in _pages():
+        raise NotFound(f"there is no page /music/{name}")
+    kind = _KINDS[name.rpartition(".")[2]]
+    return Response(_pages()[name], headers=_PAGE, media_type=f"{kind}; charset=utf-8")
 
 
 _WISHES = {

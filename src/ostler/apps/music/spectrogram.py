@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TypeAlias
-
-# Before numpy is loaded: workers are processes, and threads of two of them on the same cores would only wait for each other.
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from numpy.typing import NDArray

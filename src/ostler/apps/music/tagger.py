@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+# Before numpy is loaded, by this module or those below: workers are processes, and threads of two of them on the same cores would only wait for each other.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 import numpy as np
 
 from ostler.apps.music import weights

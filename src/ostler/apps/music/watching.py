@@ -23,6 +23,8 @@ from ostler.apps.music.tables import Tables, libraries
 log = logging.getLogger("ostler.music")
 
 _LOOK = 1.0  # seconds between two looks at the libraries
+_PULSE = 2000  # ms between two looks at what is mounted
+_BLIND = 300.0  # seconds between two scans of a library whose changes cannot be seen
 _SHARE = 10  # a library that changes all the time is scanned at most this share of the time (1 of 10)
 
 
@@ -47,19 +49,46 @@ class Watcher:
         self._stop.set()
 
     def _watch(self) -> None:
-        from watchfiles import watch  # noqa: PLC0415
-
-        wait = max(50, int(self._settle * 1000))
+        """Until it is stopped: watch what is there, and begin anew when something else is mounted or unmounted there."""
         while not self._stop.is_set():
+            there = _identity(self.root)
             try:
-                for _ in watch(os.fsdecode(self.root), step=min(wait, 500), debounce=wait, stop_event=self._stop):
-                    self._changed.set()
-                    self.error = None
-                return
+                self._follow(there)
             except Exception as error:  # noqa: BLE001  not mounted, too many directories for inotify: the node goes on
                 self.error = f"changes are not seen: {error}"[:500]
-                self._stop.wait(10)
+                self._wait(there)
+            if _identity(self.root) is not None:
                 self._changed.set()  # whatever happened meanwhile
+
+    def _follow(self, there: tuple[int, int] | None) -> None:
+        from watchfiles import watch  # noqa: PLC0415
+
+        if there is None:
+            raise FileNotFoundError(f"{os.fsdecode(self.root)} is not there")
+        wait = max(50, int(self._settle * 1000))
+        options = {"step": min(wait, 500), "debounce": wait, "rust_timeout": _PULSE, "yield_on_timeout": True}
+        for changes in watch(os.fsdecode(self.root), stop_event=self._stop, **options):  # type: ignore[arg-type]
+            self.error = None
+            if changes:
+                self._changed.set()
+            if _identity(self.root) != there:
+                return
+
+    def _wait(self, there: tuple[int, int] | None) -> None:
+        """Until something else is there, or for a while."""
+        until = time.monotonic() + _BLIND
+        while not self._stop.wait(_PULSE / 1000) and _identity(self.root) == there:
+            if there is not None and time.monotonic() > until:
+                return
+
+
+def _identity(root: bytes) -> tuple[int, int] | None:
+    """What is mounted there; None: nothing."""
+    try:
+        facts = os.stat(root)  # noqa: PTH116  bytes
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 class Watching:

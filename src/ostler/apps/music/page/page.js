@@ -1,0 +1,195 @@
+// The music tagger: libraries, search with a player, likeness, distributions with thresholds, and what failed.
+import { get, post } from "/ui/api.js";
+import { announce, fill, h, keyed, s, text } from "/ui/dom.js";
+
+const main = document.getElementById("main");
+const audio = document.getElementById("audio");
+const span = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
+const named = (track) => (track.title ? [track.artist, track.title].filter(Boolean).join(" – ") : track.path.split("/").pop());
+
+async function trying(button, work) {
+  button.disabled = true;
+  try {
+    announce(await work());
+  } catch (error) {
+    announce(error.message);
+  }
+  button.disabled = false;
+}
+
+const action = (label, work) => h("button", { onclick: (event) => trying(event.currentTarget, work) }, label);
+
+// ---- libraries
+
+const libraries = h("tbody");
+const STATES = ["tagged", "new", "failed", "toxic", "gone"];
+let chosen = null; // the library whose tags and failures are shown
+let known = [];
+
+function libraryRow(one) {
+  const cells = Object.fromEntries(["name", "state", "tracks", ...STATES].map((name) => [name, h("td")]));
+  const bar = h("progress", { max: 1, "aria-label": `Progress of ${one.name}` });
+  const doing = h("span", { class: "muted" });
+  const path = `/libraries/${one.id}`;
+  const actions = h("td", { class: "row wrap" },
+    h("button", { onclick: () => choose(one.id) }, "Show"),
+    action("Scan", async () => `job ${(await post(`${path}/scan`)).job} scans it`),
+    action("Calibrate", () => calibrate(path)),
+    action("Undo", async () => `calibration ${(await post(`${path}/undo`)).calibration} is undone`),
+    action("Retry", async () => `${(await post(`${path}/retry`)).tracks} tracks are tagged again`));
+  const el = h("tr", {}, Object.values(cells), h("td", {}, h("div", { class: "row" }, bar, doing)), actions);
+  return { el, update: (now) => {
+    for (const name of STATES) text(cells[name], now.counts[name]);
+    text(cells.name, now.name), text(cells.state, now.state), text(cells.tracks, now.tracks);
+    const { scan } = now, { left, eta_seconds: eta } = now.tagging;
+    bar.hidden = !scan && !left;
+    bar.value = scan ? scan.progress : 1 - left / Math.max(1, now.tracks);
+    const after = (seconds) => (seconds === null ? "" : `, ${span(seconds)} left`);
+    text(doing, scan ? `${scan.files} files${after(scan.eta_seconds)}` : now.reason ?? (left ? `${left} to be tagged${after(eta)}` : now.watching ?? ""));
+    el.toggleAttribute("aria-current", now.id === chosen);
+  } };
+}
+
+async function calibrate(path) {
+  const tried = await ended((await post(`${path}/calibrate?dry_run=true`)).job);
+  if (!confirm(`${tried.changed} of ${tried.files} tracks would get other tags. Store these thresholds?`)) return "nothing was changed";
+  const done = await ended((await post(`${path}/calibrate`)).job);
+  await show();
+  return `${done.changed} of ${done.files} tracks get other tags`;
+}
+
+async function ended(job) {
+  for (;;) {
+    const found = await get(`/jobs/${job}?wait=20`);
+    if (found.status === "done") return found.result;
+    if (found.error) throw new Error(found.error.message);
+  }
+}
+
+/** Once a second while something goes on, else now and then. */
+async function follow() {
+  try {
+    const before = known.map((one) => one.counts.tagged).join();
+    known = (await get("/libraries")).libraries;
+    keyed(libraries, known, (one) => one.id, libraryRow);
+    none.hidden = known.length > 0;
+    if (chosen === null && known.length) choose(known[0].id);
+    else if (before !== known.map((one) => one.counts.tagged).join()) show();
+    fill(inLibrary, h("option", { value: "" }, "all libraries"), known.map((one) => h("option", { value: one.id, selected: String(one.id) === wantedLibrary }, one.name)));
+  } catch (error) {
+    announce(error.message);
+  }
+  setTimeout(follow, known.some((one) => one.scan || one.due || one.tagging.left) ? 1000 : 10_000);
+}
+
+// ---- the library that is chosen: distributions and failures
+
+const plots = h("div", { class: "plots", id: "plots" });
+const failures = h("tbody");
+const spread = h("p", { class: "muted" });
+let all = false;
+
+async function choose(library) {
+  chosen = library;
+  await show();
+}
+
+async function show() {
+  const { tags, files, model } = await get(`/libraries/${chosen}/tags?bins=40`);
+  const [failed, toxic] = await Promise.all(["failed", "toxic"].map((state) => get(`/tracks?state=${state}&library=${chosen}&limit=200`)));
+  tags.sort((a, b) => b.tracks - a.tracks);
+  text(spread, files ? `${files} tracks by ${model}; the line is the threshold, and what is right of it has the tag` : "nothing is tagged yet");
+  fill(plots, (all ? tags : tags.slice(0, 12)).map(plot));
+  keyed(failures, [...toxic.tracks, ...failed.tracks], (one) => one.id, failureRow);
+  fill(tagNames, tags.map((one) => h("option", { value: one.tag })));
+  text(more, all ? "Show fewer" : `Show all ${tags.length}`);
+}
+
+function plot({ tag, counts, threshold, tracks }) {
+  const most = Math.max(1, ...counts.map(Math.sqrt)), wide = 100 / counts.length;
+  const bars = counts.map((count, n) => s("rect", { x: n * wide, width: wide * 0.9, y: 40 * (1 - Math.sqrt(count) / most), height: (40 * Math.sqrt(count)) / most, class: (n + 0.5) / counts.length >= threshold ? "over" : null }));
+  const line = s("line", { x1: 100 * threshold, x2: 100 * threshold, y1: 0, y2: 40 });
+  const words = `${tag}: ${tracks} tracks reach ${threshold.toFixed(2)}`;
+  return h("figure", {}, s("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", height: 56, role: "img", "aria-label": words }, s("title", {}, words), bars, line),
+    h("figcaption", {}, h("button", { class: "link cut", onclick: () => { tagInput.value = tag; search(); } }, tag), h("span", { class: "muted" }, `${tracks} · ${threshold.toFixed(2)}`)));
+}
+
+function failureRow(one) {
+  const reason = h("td");
+  const el = h("tr", {}, h("td", { class: "path wraps" }, one.path), h("td", {}, one.state), reason,
+    h("td", {}, one.job ? h("a", { href: `/#/jobs/${one.job}` }, `job ${one.job}`) : ""), h("td", {}, action("Retry", async () => (await post(`/tracks/${one.id}/retry`), await show(), "it is tagged again"))));
+  return { el, update: (now) => text(reason, now.reason) };
+}
+
+const more = h("button", { onclick: () => { all = !all; show(); } }, "Show all");
+
+// ---- search and likeness
+
+const tagNames = h("datalist", { id: "tags" });
+const tagInput = h("input", { list: "tags", placeholder: "rock, jazz:0.4", "aria-label": "Tags, separated by commas", id: "tag" });
+const words = h("input", { type: "search", placeholder: "title, artist, path", "aria-label": "Words" });
+const inLibrary = h("select", { "aria-label": "Library", onchange: () => { wantedLibrary = inLibrary.value; search(); } });
+let wantedLibrary = "";
+const results = h("tbody", { id: "results" });
+const about = h("p", { class: "muted", role: "status" });
+const details = h("section", { class: "panel", hidden: true, "aria-label": "Track" });
+
+function trackRow(one) {
+  const score = one.similarity ?? Object.entries(one.scores ?? {}).map(([tag, value]) => `${tag} ${value.toFixed(2)}`).join(", ");
+  return h("tr", {}, h("td", {}, h("button", { onclick: () => play(one), "aria-label": `Play ${named(one)}` }, "▶")),
+    h("td", { class: "path" }, h("button", { class: "link wraps", onclick: () => open(one.id) }, named(one)), h("div", { class: "muted cut" }, one.path)),
+    h("td", {}, one.album ?? ""), h("td", {}, score), h("td", {}, h("button", { onclick: () => similar(one) }, "Similar")));
+}
+
+async function search() {
+  const query = new URLSearchParams({ limit: 50 });
+  for (const tag of tagInput.value.split(",").map((one) => one.trim()).filter(Boolean)) query.append("tag", tag);
+  if (words.value) query.set("text", words.value);
+  if (wantedLibrary) query.set("library", wantedLibrary);
+  await list(() => get(`/tracks?${query}`), "");
+}
+
+const similar = (one) => list(() => get(`/tracks/${one.id}/similar?limit=25`), `What sounds like ${named(one)}, the nearest first.`);
+
+async function list(ask, title) {
+  try {
+    const { tracks } = await ask();
+    fill(results, tracks.map(trackRow));
+    text(about, title || (tracks.length === 50 ? "The first 50." : `${tracks.length} tracks.`));
+  } catch (error) {
+    fill(results);
+    text(about, error.message);
+  }
+}
+
+function play(one) {
+  audio.src = `/api/v1/tracks/${one.id}/audio`;
+  text(document.getElementById("playing"), named(one));
+  audio.parentElement.hidden = false;
+  audio.play().catch(() => {}); // a browser that wants a click first shows its own button
+}
+
+async function open(id) {
+  const one = await get(`/tracks/${id}`);
+  const scores = Object.entries(one.scores).sort((a, b) => b[1] - a[1]).slice(0, 15);
+  const bars = scores.map(([tag, score]) => [h("span", {}, tag),
+    s("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: 100 * score, height: 10, class: score >= one.thresholds[tag] ? "over" : null }), s("line", { x1: 100 * one.thresholds[tag], x2: 100 * one.thresholds[tag], y1: 0, y2: 10 })),
+    h("span", { class: "muted" }, score.toFixed(2))]);
+  fill(details, h("h2", {}, named(one)), h("p", { class: "muted wraps" }, `${one.library_name} · ${one.path} · ${one.state}${one.reason ? `: ${one.reason}` : ""}`), h("p", {}, `Tags: ${one.tags.join(", ") || "none"}`), h("div", { class: "scores" }, bars));
+  details.hidden = false;
+  details.scrollIntoView({ block: "nearest" });
+}
+
+// ---- the page
+
+const table = (head, body) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((one) => h("th", { scope: "col" }, one)))), body));
+const none = h("p", {}, "No library yet. Add one: ", h("code", {}, "ostler music add DIR"));
+fill(main, h("div", {}, h("h1", {}, "Music"),
+  h("section", { class: "panel", id: "libraries" }, h("h2", {}, "Libraries"), none, table(["Name", "State", "Tracks", ...STATES, "", ""], libraries)),
+  h("section", { class: "panel" }, h("h2", {}, "Search"), h("form", { class: "row wrap", onsubmit: (event) => (event.preventDefault(), search()) }, tagInput, words, inLibrary, tagNames, h("button", { class: "primary" }, "Search")),
+    about, table(["", "Track", "Album", "Score", ""], results)),
+  details,
+  h("section", { class: "panel" }, h("div", { class: "row between" }, h("h2", {}, "Tags and thresholds"), more), spread, plots),
+  h("section", { class: "panel", id: "failures" }, h("h2", {}, "Files that failed"), table(["File", "State", "Why", "Job", ""], failures))));
+follow();
+search();
