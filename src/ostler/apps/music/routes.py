@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +21,8 @@ from ostler.apps.music.tables import Tables, now_ms, open_tables
 from ostler.web import body as bodies
 from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
+
+log = logging.getLogger("ostler.music")
 
 T = TypeVar("T")
 _BODY = 262_144  # bytes of a request
@@ -59,7 +62,16 @@ def _api(node: NodeApi, rules: Rules) -> APIRouter:
     _calibrations(routes, node, tables, finder)
     _tracks(routes, node, tables, finder)
     _playlists(routes, tables, finder)
+    # The loop keeps only a weak hold on its tasks; the router lives as long as the node.
+    routes.warming = asyncio.get_running_loop().create_task(_warm(finder), name="music-warm")  # type: ignore[attr-defined]
     return routes
+
+
+async def _warm(finder: search.Search) -> None:
+    try:
+        await _off(finder.warm)
+    except Exception:  # the first question tries again
+        log.exception("the tracks could not be read")
 
 
 def _libraries(routes: APIRouter, node: NodeApi, rules: Rules, tables: Tables) -> None:

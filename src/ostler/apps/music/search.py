@@ -273,6 +273,13 @@ class Search:
             found = connection.execute(asked.limit(1)).scalar()
         return None if found is None else str(found)
 
+    def warm(self) -> None:
+        """Read what questions are answered from, so that the first one does not wait for it."""
+        model = self._model(None)
+        if model is not None:
+            self._matrix(embeddings, "vec", model).fresh()
+            self._matrix(scores, "scores", model).fresh()
+
     def _matrix(self, table: Table, column: str, model: str) -> Matrix:
         with self._making:
             key = (table.name, model)

@@ -150,7 +150,7 @@ class Tagging:
         except (OstlerError, OSError, MemoryError):
             raise
         except Exception as error:  # whatever a decoder or model finds wrong, it will find again
-            raise Fail("UNDECODABLE", f"it cannot be decoded: {error or type(error).__name__}") from error
+            raise Fail("UNDECODABLE", f"it cannot be decoded: {str(error) or type(error).__name__}") from error
 
     def _known(self, model: str, *, same: bool) -> dict[str, Any] | None:
         """What is known of the content already: of this track, or of another with the same bytes."""

@@ -1,0 +1,308 @@
+"""What the job `tag` does with a track, on both databases: with a stand-in for the model that counts how often it is asked."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+np = pytest.importorskip("numpy")
+pytest.importorskip("sqlalchemy")
+pytest.importorskip("mutagen")
+
+from sqlalchemy import select, update
+
+from ostler import Cancel, Fail, config
+from ostler.apps.music import catalogue, outputs, tagging
+from ostler.apps.music.library import Scan
+from ostler.apps.music.rules import Rules
+from ostler.apps.music.tables import libraries, open_tables, scores, tracks, written
+from tests.stores import store_of
+
+
+class Model:
+    """Scores made of the file's bytes."""
+
+    name, tags = "stand-in", ["rock", "jazz", "folk"]
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.raises: BaseException | None = None
+
+    def analyse(self, path, tick=None):
+        self.asked.append(os.path.basename(os.fsdecode(path)))
+        if tick is not None:
+            tick(3.0)
+        if self.raises:
+            raise self.raises
+        made = np.random.default_rng(len(Path(os.fsdecode(path)).read_bytes()))
+        self.scores, self.embedding = made.random(3, dtype="f4"), made.random(4, dtype="f4")
+        return self
+
+
+class Job:
+    """As much of a job as the tagging looks at."""
+
+    id = 42
+
+    def __init__(self, attempt: int = 1, crashes: int = 0) -> None:
+        self.attempt, self.crashes, self.stages = attempt, crashes, []
+
+    def check(self) -> None: ...
+
+    def progress(self, percent, stage=None) -> None:
+        self.stages.append(stage)
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def tables(request, tmp_path_factory):
+    with store_of(request) as url:
+        opened = open_tables(config.load({"store": url, "data": str(tmp_path_factory.mktemp("music"))}, environ={}))
+        yield opened
+        opened.close()
+
+
+class Library:
+    def __init__(self, tables, root: Path, model: Model, **wishes) -> None:
+        self.tables, self.root, self.model = tables, root, model
+        root.mkdir()
+        self.id = catalogue.add(tables, Rules(), str(root), {"name": str(root), **wishes})
+        self.scans = 0
+
+    def put(self, name: str, text: str) -> Path:
+        (self.root / name).write_text(f"{self.root} {text}")  # the same content elsewhere would be known
+        return self.root / name
+
+    def scan(self) -> None:
+        self.scans += 1
+        Scan(self.tables, self.id, self.scans, lambda *_: None, lambda: None).run()
+
+    def row(self, name: str):
+        with self.tables.read() as connection:
+            return connection.execute(select(tracks).where(tracks.c.library == self.id, tracks.c.shown == name)).one()
+
+    def scores(self, name: str) -> bytes:
+        with self.tables.read() as connection:
+            return connection.execute(select(scores.c.scores).where(scores.c.track == self.row(name).id)).scalar_one()
+
+    def tag(self, name: str, attempt: int = 1, crashes: int = 0) -> dict:
+        job = Job(attempt, crashes)
+        return tagging.Tagging(self.tables, job, self.row(name).id, crashes=2, runs=3).run()
+
+
+@pytest.fixture
+def model(monkeypatch) -> Model:
+    made = Model()
+    monkeypatch.setattr(tagging, "_loaded", [made])
+    return made
+
+
+@pytest.fixture
+def lib(tables, tmp_path, model) -> Library:
+    return Library(tables, tmp_path / "lib", model)
+
+
+def test_a_track_is_analysed_once_however_often_its_job_runs(lib, model):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    assert lib.tag("a.mp3")["how"] == "analysed"
+    assert lib.tag("a.mp3")["how"] == "known"
+    assert model.asked == ["a.mp3"]
+    row = lib.row("a.mp3")
+    assert (row.state, row.model, row.reason) == ("tagged", "stand-in", None) and row.sha256
+
+
+def test_a_file_that_was_only_touched_is_not_analysed_again(lib, model):
+    file = lib.put("a.mp3", "one")
+    lib.scan()
+    lib.tag("a.mp3")
+    os.utime(file, (5, 5))
+    lib.scan()
+    assert lib.row("a.mp3").state == "new"
+    assert lib.tag("a.mp3")["how"] == "known" and lib.row("a.mp3").state == "tagged"
+    lib.put("a.mp3", "another")
+    lib.scan()
+    before = lib.scores("a.mp3")
+    assert lib.tag("a.mp3")["how"] == "analysed" and lib.scores("a.mp3") != before
+    assert len(model.asked) == 2
+
+
+def test_a_copy_takes_its_scores_from_the_original(lib, model):
+    file = lib.put("a.mp3", "the very same")
+    lib.scan()
+    lib.tag("a.mp3")
+    shutil.copy(file, lib.root / "b.mp3")
+    lib.scan()
+    assert lib.tag("b.mp3")["how"] == f"as track {lib.row('a.mp3').id}"
+    assert lib.scores("b.mp3") == lib.scores("a.mp3") and model.asked == ["a.mp3"]
+
+
+@pytest.mark.parametrize(
+    ("raises", "reason"),
+    [
+        (ValueError("odd header"), "it cannot be decoded: odd header"),
+        (Fail("UNDECODABLE", "no sound in it"), "no sound in it"),
+        (AssertionError(), "it cannot be decoded: AssertionError"),
+    ],
+)
+def test_a_file_that_cannot_be_decoded_has_failed_with_the_reason(lib, model, raises, reason):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    model.raises = raises
+    with pytest.raises(Fail) as failed:
+        lib.tag("a.mp3")
+    assert failed.value.code == "UNDECODABLE" and (lib.row("a.mp3").state, lib.row("a.mp3").reason) == (
+        "failed",
+        reason,
+    )
+
+
+def test_trouble_that_may_pass_is_tried_again_and_has_failed_after_the_last_run(lib, model):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    model.raises = OSError(errno.EIO, "Input/output error")
+    with pytest.raises(OSError):
+        lib.tag("a.mp3", attempt=1)
+    assert lib.row("a.mp3").state == "new"
+    with pytest.raises(OSError):
+        lib.tag("a.mp3", attempt=3)
+    assert lib.row("a.mp3").state == "failed" and "all 3 runs of job 42" in lib.row("a.mp3").reason
+    model.raises = None
+    lib.tag("a.mp3", attempt=3)
+    assert (lib.row("a.mp3").state, lib.row("a.mp3").reason) == ("tagged", None)
+
+
+def test_the_last_run_of_a_job_that_crashed_twice_leaves_the_track_toxic_whatever_happens(lib, model):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    model.raises = SystemExit()  # as far as a test can die
+    with pytest.raises(SystemExit):
+        lib.tag("a.mp3", attempt=2, crashes=1)
+    assert lib.row("a.mp3").state == "new"
+    with pytest.raises(SystemExit):
+        lib.tag("a.mp3", attempt=3, crashes=2)
+    assert lib.row("a.mp3").state == "toxic" and lib.row("a.mp3").reason.startswith("3 workers died on it")
+    model.raises = None
+    lib.tag("a.mp3", attempt=3, crashes=2)
+    assert lib.row("a.mp3").state == "tagged"
+
+
+def test_a_file_that_is_gone_when_its_turn_comes_is_no_failure(lib):
+    lib.put("b.mp3", "other")
+    lib.put("a.mp3", "one").unlink()
+    lib.put("a.mp3", "one")
+    lib.scan()
+    (lib.root / "a.mp3").unlink()
+    with pytest.raises(Cancel, match="was deleted"):
+        lib.tag("a.mp3")
+    assert lib.row("a.mp3").state == "gone"
+    with pytest.raises(Cancel, match="is gone"):
+        lib.tag("a.mp3")
+
+
+def test_tracks_of_a_library_that_is_unplugged_wait_for_the_next_scan(lib):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    catalogue.queue_tags(lib.tables, lib.id, lambda many: [7 for _ in many])
+    lib.root.rename(lib.root.parent / "unplugged")
+    with pytest.raises(Cancel, match="is not there"):
+        lib.tag("a.mp3")
+    assert (lib.row("a.mp3").state, lib.row("a.mp3").job) == ("new", None)
+    lib.root.mkdir()  # an empty mount point
+    with pytest.raises(Cancel, match="is not there"):
+        lib.tag("a.mp3")
+    lib.root.rmdir()
+    (lib.root.parent / "unplugged").rename(lib.root)
+    lib.scan()
+    assert catalogue.queue_tags(lib.tables, lib.id, lambda many: [8 for _ in many]) == 1
+    assert lib.tag("a.mp3")["how"] == "analysed"
+
+
+def test_a_track_of_a_library_that_was_removed_is_cancelled(lib):
+    lib.put("a.mp3", "one")
+    lib.scan()
+    track = lib.row("a.mp3").id
+    catalogue.remove(lib.tables, lib.id)
+    with pytest.raises(Cancel, match="not in a library"):
+        tagging.Tagging(lib.tables, Job(), track, crashes=2, runs=3).run()
+
+
+# ---- where tags go
+
+
+def test_sidecar_files_can_be_in_a_directory_of_their_own(tables, tmp_path, model, monkeypatch):
+    monkeypatch.setenv("OSTLER_MUSIC_SIDECARS", str(tmp_path / "beside"))
+    lib = Library(tables, tmp_path / "lib", model, write_to="sidecar")
+    (lib.root / "a").mkdir()
+    lib.put("a/1.mp3", "one")
+    lib.scan()
+    lib.tag("a/1.mp3")
+    assert [str(p.relative_to(tmp_path)) for p in (tmp_path / "beside").rglob("*.json")] == [
+        f"beside/{lib.id}/a/1.mp3.json"
+    ]
+    assert os.listdir(lib.root / "a") == ["1.mp3"]
+
+
+def test_a_file_that_may_not_be_written_keeps_its_tags_in_the_database(tables, tmp_path, model, monkeypatch):
+    lib = Library(tables, tmp_path / "lib", model, write_to="sidecar")
+    lib.put("a.mp3", "one")
+    lib.scan()
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_write_sidecar", refuse)
+        found = lib.tag("a.mp3")
+    assert found["refusal"] == lib.row("a.mp3").reason == "its tags are in the database alone: read-only file system"
+    assert lib.row("a.mp3").state == "tagged"
+    outputs.apply(tables, lib.row("a.mp3").id)
+    assert lib.row("a.mp3").reason is None and (lib.root / "a.mp3.ostler.json").exists()
+
+
+def test_a_full_disk_is_tried_again_and_needs_no_second_analysis(tables, tmp_path, model, monkeypatch):
+    lib = Library(tables, tmp_path / "lib", model, write_to="sidecar")
+    lib.put("a.mp3", "one")
+    lib.scan()
+
+    def refuse(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_write_sidecar", refuse)
+        with pytest.raises(OSError):
+            lib.tag("a.mp3", attempt=3)
+    row = lib.row("a.mp3")
+    assert (row.state, row.reason) == ("tagged", "its tags could not be written: no space left on device")
+    lib.tag("a.mp3")
+    assert lib.row("a.mp3").reason is None and model.asked == ["a.mp3"]
+
+
+def test_a_write_that_was_killed_before_it_was_recorded_does_not_take_our_tags_for_older_ones(
+    tables, tmp_path, model, monkeypatch
+):
+    from ostler.apps.music import writing
+    from tests.apps.music.sounds import save
+
+    lib = Library(tables, tmp_path / "lib", model, write_to="file")
+    file = save(lib.root / "a.flac")
+    lib.scan()
+
+    def die(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs, "_facts", die)
+        with pytest.raises(KeyboardInterrupt):
+            lib.tag("a.flac")
+    assert "model" in writing.ours(file)
+    lib.tag("a.flac")
+    with tables.write() as connection:
+        connection.execute(update(libraries).where(libraries.c.id == lib.id).values(write_to="database"))
+    outputs.apply(tables, lib.row("a.flac").id)
+    assert writing.ours(file) == {}
+    with tables.read() as connection:
+        assert connection.execute(select(written).where(written.c.track == lib.row("a.flac").id)).all() == []
