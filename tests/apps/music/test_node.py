@@ -404,3 +404,14 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         _, alike = node.get(f"/api/v1/tracks/{lib.tracks()['x.mp3']['id']}/similar")
         assert len(alike["tracks"]) == 20
         node.stop()
+
+
+@pytest.mark.models
+def test_the_demo_tags_a_library_with_the_real_model_and_loses_a_worker(tmp_path):
+    argv = [sys.executable, "-m", "ostler", "demo", "music", "--data", str(tmp_path / "demo")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 failed, 0 toxic" in done.stdout
+    assert "--> kill -9" in done.stdout and "not an audio file" in done.stdout
+    nearest = done.stdout.partition("What sounds like chord 3.wav")[2].splitlines()[2]
+    assert nearest.startswith("chord"), nearest
