@@ -302,7 +302,7 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
     root = fill(tmp_path / "lib", 3)
     save(root / "tone.wav")
     (root / "bad.ogg").write_text("broken")
-    lib = Library(node, root, name="shown").settled(5)
+    lib = Library(node, root, name="of the page").settled(5)
     with launched() as browser:
         page = browser.new_page(viewport={"width": 1200, "height": 900})
         page.set_default_timeout(PATIENCE)
@@ -310,10 +310,11 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
         page.goto(f"{node.url}/music")
-        row = page.locator("#libraries tr").filter(has_text="shown")
+        row = page.locator("#libraries tr").filter(has_text="of the page")
         row.get_by_role("button", name="Show").click()
         page.locator("#failures").get_by_text("it cannot be decoded").wait_for()
         page.locator("#plots figure").nth(11).wait_for()
+        page.get_by_label("Library", exact=True).select_option("of the page")
         page.get_by_label("Words").fill("tone.wav")
         page.get_by_role("button", name="Search", exact=True).click()
         tone = page.locator("#results tr").filter(has_text="tone.wav")
@@ -403,3 +404,14 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         _, alike = node.get(f"/api/v1/tracks/{lib.tracks()['x.mp3']['id']}/similar")
         assert len(alike["tracks"]) == 20
         node.stop()
+
+
+@pytest.mark.models
+def test_the_demo_tags_a_library_with_the_real_model_and_loses_a_worker(tmp_path):
+    argv = [sys.executable, "-m", "ostler", "demo", "music", "--data", str(tmp_path / "demo")]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=110)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 failed, 0 toxic" in done.stdout
+    assert "--> kill -9" in done.stdout and "not an audio file" in done.stdout
+    nearest = done.stdout.partition("What sounds like chord 3.wav")[2].splitlines()[2]
+    assert nearest.startswith("chord"), nearest

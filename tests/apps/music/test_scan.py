@@ -534,7 +534,8 @@ def test_jobs_are_stored_for_new_tracks_once_and_again_when_they_changed(lib):
     lib.scan()
     stored: list[dict] = []
 
-    def enqueue(many):
+    def enqueue(many, connection=None):
+        assert (connection is not None) == lib.tables.beside_jobs
         many = list(many)
         stored.extend(many)
         return range(1, len(many) + 1)

@@ -206,7 +206,7 @@ def test_a_file_that_is_gone_when_its_turn_comes_is_no_failure(lib):
 def test_tracks_of_a_library_that_is_unplugged_wait_for_the_next_scan(lib):
     lib.put("a.mp3", "one")
     lib.scan()
-    catalogue.queue_tags(lib.tables, lib.id, lambda many: [7 for _ in many])
+    catalogue.queue_tags(lib.tables, lib.id, lambda many, **_: [7 for _ in many])
     lib.root.rename(lib.root.parent / "unplugged")
     with pytest.raises(Cancel, match="is not there"):
         lib.tag("a.mp3")
@@ -217,7 +217,7 @@ def test_tracks_of_a_library_that_is_unplugged_wait_for_the_next_scan(lib):
     lib.root.rmdir()
     (lib.root.parent / "unplugged").rename(lib.root)
     lib.scan()
-    assert catalogue.queue_tags(lib.tables, lib.id, lambda many: [8 for _ in many]) == 1
+    assert catalogue.queue_tags(lib.tables, lib.id, lambda many, **_: [8 for _ in many]) == 1
     assert lib.tag("a.mp3")["how"] == "analysed"
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from sqlalchemy import Connection, and_, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 
 from ostler import BadArguments, Conflict, InputError, NotFound
 from ostler.apps.music.library import AGAIN
@@ -18,7 +18,11 @@ _RECENT = 120_000  # ms of tagging that the estimate is made from
 _NAME = 200
 _PATTERNS = 200
 
-Enqueue = Callable[[Iterable[dict[str, Any]]], Sequence[int]]
+
+class Enqueue(Protocol):
+    """`Task.enqueue_many`."""
+
+    def __call__(self, many: Iterable[dict[str, Any]], *, connection: Any = None) -> Sequence[int]: ...
 
 
 class Refused(InputError):
@@ -203,23 +207,33 @@ def problems_of(tables: Tables, library: int, limit: int) -> list[dict[str, Any]
 
 
 def queue_tags(tables: Tables, library: int, enqueue: Enqueue) -> int:
-    """Store a job for each new track that has none; how many. A run that is killed in the middle stores nothing twice: the jobs are
-    unique.
+    """Store a job for each new track that has none; how many.
+
+    On PostgreSQL jobs and rows are stored in one transaction. On SQLite they are in two files, and a run that is killed between the two
+    stores nothing twice, because the jobs are unique.
     """
     due = select(tracks.c.id, tracks.c.version)
-    due = due.where(tracks.c.library == library, tracks.c.state == "new", tracks.c.job.is_(None))
+    due = due.where(tracks.c.library == library, tracks.c.state == "new", tracks.c.job.is_(None)).limit(AT_ONCE)
     queued = 0
     while True:
-        with tables.read() as connection:
-            rows = connection.execute(due.limit(AT_ONCE)).all()
-        if not rows:
-            return queued
-        jobs = enqueue([{"track": row.id, "version": row.version} for row in rows])
-        with tables.write() as connection:
-            for row, job in zip(rows, jobs, strict=True):
-                same = and_(tracks.c.id == row.id, tracks.c.version == row.version, tracks.c.job.is_(None))
-                connection.execute(update(tracks).where(same).values(job=int(job)))
+        with tables.write() if tables.beside_jobs else tables.read() as connection:
+            rows = connection.execute(due).all()
+            if not rows:
+                return queued
+            wanted = [{"track": row.id, "version": row.version} for row in rows]
+            if tables.beside_jobs:
+                _queued(connection, rows, enqueue(wanted, connection=connection))
+        if not tables.beside_jobs:
+            jobs = enqueue(wanted)
+            with tables.write() as writing:
+                _queued(writing, rows, jobs)
         queued += len(rows)
+
+
+def _queued(connection: Connection, rows: Sequence[Any], jobs: Sequence[int]) -> None:
+    same = and_(tracks.c.id == bindparam("key"), tracks.c.version == bindparam("seen"), tracks.c.job.is_(None))
+    stored = [{"key": row.id, "seen": row.version, "job": int(job)} for row, job in zip(rows, jobs, strict=True)]
+    connection.execute(update(tracks).where(same), stored)
 
 
 def pages(tables: Tables, library: int) -> Iterator[list[int]]:

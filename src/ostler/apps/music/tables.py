@@ -207,6 +207,8 @@ class Tables:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.dialect = engine.dialect.name
+        self.beside_jobs = self.dialect != "sqlite"
+        """Whether Ostler's store is in the same database, so that a transaction can have both."""
 
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:

@@ -75,7 +75,7 @@ async function follow() {
     none.hidden = known.length > 0;
     if (chosen === null && known.length) choose(known[0].id);
     else if (before !== known.map((one) => one.counts.tagged).join()) show();
-    fill(inLibrary, h("option", { value: "" }, "all libraries"), known.map((one) => h("option", { value: one.id, selected: String(one.id) === wantedLibrary }, one.name)));
+    keyed(inLibrary, [{ id: "", name: "all libraries" }, ...known], (one) => one.id, (one) => ({ el: h("option", { value: one.id }, one.name) }));
   } catch (error) {
     announce(error.message);
   }
@@ -149,7 +149,7 @@ async function search() {
   await list(() => get(`/tracks?${query}`), "");
 }
 
-const similar = (one) => list(() => get(`/tracks/${one.id}/similar?limit=25`), `What sounds like ${named(one)}, the nearest first.`);
+const similar = (one) => list(() => get(`/tracks/${one.id}/similar?limit=25${wantedLibrary && `&library=${wantedLibrary}`}`), `What sounds like ${named(one)}, the nearest first.`);
 
 async function list(ask, title) {
   try {
