@@ -134,7 +134,7 @@ def _built(settings: Settings, app: Ostler, name: str, force: bool, installer: s
 
 @env.command()
 @click.argument("name")
-@click.option("--force", is_flag=True, help="Even if processes are using it.")
+@click.option("--force", is_flag=True, help="Remove it even if processes are using it.")
 @_told
 def remove(settings: Settings, app: Ostler, name: str, force: bool) -> None:
     """Delete an environment's builds. Its description stays."""

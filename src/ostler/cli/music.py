@@ -39,14 +39,14 @@ def _path(known: Settings, library: str, *more: str) -> str:
 @click.option(
     "--write-to",
     type=click.Choice(["database", "file", "sidecar"]),
-    help="Where tags go: the database alone (default), the files' own metadata, or a file beside each.",
+    help="Where to write tags: only the database (default), the files' own metadata, or a file next to each.",
 )
-@click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave these out; may be given several times.")
-@click.option("--watch/--no-watch", default=True, help="Scan it again when something changes in it (default: yes).")
+@click.option("--ignore", multiple=True, metavar="PATTERN", help="Ignore these files; can be repeated.")
+@click.option("--watch/--no-watch", default=True, help="Rescan it when something in it changes (default: yes).")
 @where
 @as_json
 def add(known: Settings, folder: Path, json_: bool, **wishes: Any) -> None:
-    """Make DIR a library: its files are scanned, and each is tagged."""
+    """Add DIR as a library: its files are scanned, and each is tagged."""
     wishes["ignore"] = list(wishes["ignore"]) or None
     body = {"path": os.path.abspath(folder), **{name: value for name, value in wishes.items() if value is not None}}  # noqa: PTH100
     made = client.request(known, "POST", f"{_API}/libraries", body)
@@ -64,7 +64,7 @@ def add(known: Settings, folder: Path, json_: bool, **wishes: Any) -> None:
 @where
 @as_json
 def status(known: Settings, library: str | None, watch: bool, json_: bool) -> None:
-    """Libraries with their tracks and progress; of one LIBRARY (id, name or path) also what could not be read."""
+    """Show libraries with their tracks and progress; for one LIBRARY (id, name or path), also what could not be read."""
     if json_:
         show.as_json(client.request(known, "GET", _path(known, library) if library else f"{_API}/libraries"))
     elif library:
@@ -162,7 +162,7 @@ def scan(known: Settings, library: str) -> None:
 @click.argument("library")
 @where
 def remove(known: Settings, library: str) -> None:
-    """Forget LIBRARY and its tracks. No file is touched; `ostler music undo --all` before it takes away what was written."""
+    """Forget LIBRARY and its tracks. No file is touched; to remove written tags, run `ostler music undo --all` first."""
     gone = client.request(known, "DELETE", _path(known, library))
     print(f"library {gone['library']} with {gone['tracks']} tracks is forgotten; its files are as they were")
 
@@ -172,10 +172,10 @@ def remove(known: Settings, library: str) -> None:
 
 @music.command()
 @click.argument("library", required=False)
-@click.option("--track", type=int, help="Only this one.")
+@click.option("--track", type=int, help="Only this track.")
 @where
 def retry(known: Settings, library: str | None, track: int | None) -> None:
-    """Tag the tracks of LIBRARY again that failed or were toxic: after a fix, or to be sure."""
+    """Retry the failed and toxic tracks of LIBRARY."""
     if track is not None:
         client.request(known, "POST", f"{_API}/tracks/{track}/retry")
         print(f"track {track} is tagged again")
@@ -203,7 +203,7 @@ def fetch(known: Settings) -> None:
 @where
 @as_json
 def calibrate(known: Settings, library: str, dry_run: bool, json_: bool) -> None:
-    """Find a threshold for each tag from the scores of LIBRARY itself, and write the tags that follow from them."""
+    """Find a threshold for each tag from LIBRARY's own scores, and rewrite the tags accordingly."""
     made = client.request(known, "POST", _path(known, library, f"calibrate?dry_run={str(dry_run).lower()}"))
     result = _ended(known, made["job"])
     if json_:
@@ -238,11 +238,11 @@ def _ended(known: Settings, job: int) -> Any:
 @music.command()
 @click.argument("library")
 @click.option(
-    "--all", "whole", is_flag=True, help="Take away all tags that were ever written for it; it writes no more."
+    "--all", "whole", is_flag=True, help="Remove all tags that were ever written for it, and stop writing to files."
 )
 @where
 def undo(known: Settings, library: str, whole: bool) -> None:
-    """Take back the last calibration of LIBRARY, or all that was written into its files and beside them."""
+    """Undo the last calibration of LIBRARY, or everything that was written to its files and sidecar files."""
     found = client.request(known, "POST", _path(known, library, f"undo?all={str(whole).lower()}"))
     if whole:
         print(
@@ -258,8 +258,8 @@ def undo(known: Settings, library: str, whole: bool) -> None:
 def _wanted(function: Any) -> Any:
     for option in (
         click.argument("tags", nargs=-1, metavar="[TAG[:SCORE]]…"),
-        click.option("--without", multiple=True, metavar="TAG", help="A tag that it must not have."),
-        click.option("--text", default="", help="Words of path, title, artist or album."),
+        click.option("--without", multiple=True, metavar="TAG", help="A tag that tracks must not have."),
+        click.option("--text", default="", help="Words in the path, title, artist or album."),
         click.option("--library", help="Only in this library (id or name)."),
         click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True),
     ):
@@ -283,7 +283,7 @@ def _asked(
 @where
 @as_json
 def search(known: Settings, json_: bool, **wanted: Any) -> None:
-    """Tracks with all these tags, the highest scores first. A TAG without a SCORE means its threshold."""
+    """Find tracks with all these tags, highest scores first. A TAG without a SCORE uses its threshold."""
     found = client.request(known, "GET", f"{_API}/tracks?{_asked(**wanted)}")["tracks"]
     if json_:
         show.as_json(found)
@@ -303,7 +303,7 @@ def search(known: Settings, json_: bool, **wanted: Any) -> None:
 @where
 @as_json
 def similar(known: Settings, track: int, limit: int, json_: bool) -> None:
-    """Tracks that sound like TRACK (an id, as `search` shows it), the nearest first."""
+    """Find tracks that sound like TRACK (an id that `search` shows), most similar first."""
     found = client.request(known, "GET", f"{_API}/tracks/{track}/similar?limit={limit}")["tracks"]
     if json_:
         show.as_json(found)
@@ -319,13 +319,13 @@ def _list(found: list[dict[str, Any]], last: Callable[[dict[str, Any]], str]) ->
 @music.command()
 @_wanted
 @click.option("--similar", type=int, metavar="TRACK", help="Tracks that sound like this one, instead of tags.")
-@click.option("--relative", is_flag=True, help="Paths from the library's root.")
+@click.option("--relative", is_flag=True, help="Write paths relative to the library's root.")
 @click.option(
     "-o", "--output", required=True, type=click.Path(path_type=Path), help="NAME.m3u8, or NAME.nsp for Navidrome."
 )
 @where
 def playlist(known: Settings, output: Path, **wanted: Any) -> None:
-    """Write a playlist of what a search finds: an M3U, or a smart playlist that Navidrome searches itself."""
+    """Write the results of a search to a playlist: M3U, or a smart playlist that Navidrome evaluates itself."""
     path = f"{_API}/playlists/{quote(output.name, safe='')}?{_asked(**wanted)}"
     with client.reply(known, "GET", path) as response:
         data = response.read()
