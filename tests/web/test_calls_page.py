@@ -84,7 +84,7 @@ def test_the_form_shows_json_text_streams_images_and_audio_and_says_what_is_wron
     expect(complaint).to_contain_text("not JSON")
     page.get_by_label("Image, audio or other file").check()
     for name, kind, data, tag in (("a.png", "image/png", png(), "img"), ("a.wav", "audio/wav", wav(), "audio")):
-        page.get_by_label("File, sent as it is").set_input_files({"name": name, "mimeType": kind, "buffer": data})
+        page.get_by_label("File, sent unchanged").set_input_files({"name": name, "mimeType": kind, "buffer": data})
         expect(region(page, "Try it").locator(f".preview {tag}")).to_be_visible()
         page.get_by_role("button", name="Call", exact=True).click()
         expect(answer).to_contain_text(f'"size": {len(data)}')

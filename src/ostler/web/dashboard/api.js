@@ -17,7 +17,7 @@ async function ask(method, path, body) {
       body: body === undefined ? undefined : JSON.stringify(body),
     });
   } catch {
-    throw new Refused("the node does not answer; nothing was done", 0, "UNREACHABLE");
+    throw new Refused("the node is not responding; nothing was done", 0, "UNREACHABLE");
   }
   if (answer.status === 401) location.assign("/login");
   const kind = answer.headers.get("content-type") ?? "";

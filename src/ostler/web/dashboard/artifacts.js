@@ -47,7 +47,7 @@ function preview(one, name) {
 function words(one, name) {
   const el = h("pre", { class: "start", tabindex: 0, "aria-label": `Beginning of ${name}` }, "…");
   fetch(one.url, one.size ? { headers: { Range: `bytes=0-${Math.min(one.size, SHOWN) - 1}` } } : {}).then(async (answer) => {
-    text(el, answer.ok ? `${(await answer.text()).slice(0, SHOWN)}${one.size > SHOWN ? "\n…" : ""}` : `It cannot be read: ${answer.status}`);
-  }, () => text(el, "It cannot be read."));
+    text(el, answer.ok ? `${(await answer.text()).slice(0, SHOWN)}${one.size > SHOWN ? "\n…" : ""}` : `This file could not be read: ${answer.status}`);
+  }, () => text(el, "This file could not be read."));
   return el;
 }

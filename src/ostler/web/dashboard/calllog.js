@@ -25,7 +25,7 @@ export function runningCalls(of, errors) {
     const cell = Object.fromEntries(["waited", "ran", "in", "out"].map((key) => [key, h("td", { class: ["in", "out"].includes(key) ? "number spare" : "number", "data-unit": { waited: "queued", ran: "running" }[key] })]));
     const cancel = button("Cancel", () => del(`/calls/${encodeURIComponent(first.request)}`).then(load), {
       errors, kind: "small danger", done: `call ${first.request} is cancelled`,
-      ask: { title: "Cancel this call?", words: `${first.request} of ${named(first)}. Its caller is told; the model sees that it was cancelled.`, verb: "Cancel the call" },
+      ask: { title: "Cancel this call?", words: `${first.request} of ${named(first)}. Its caller is notified, and the model can see that it was cancelled.`, verb: "Cancel the call" },
     });
     attr(cancel, "aria-label", `Cancel call ${first.request}`);
     return {
@@ -120,7 +120,7 @@ export function callLog(of, query) {
     table.hidden = !rows.length;
     older.hidden = !next || rows.length >= MOST;
     const omitted = Object.values(left).reduce((sum, n) => sum + n, 0);
-    const words = omitted ? `${count(omitted)} calls since the node started are counted and not listed: under a flood, a sample is.` : "";
+    const words = omitted ? `${count(omitted)} calls since the node started were counted but not listed: under heavy load, only a sample is logged.` : "";
     text(note, !rows.length ? `No calls match. ${words}` : words);
     for (const m of state.calls.values()) {
       const value = JSON.stringify([m.task, m.model]);

@@ -45,7 +45,7 @@ export function tail(path, label) {
         note.textContent = said.error;
         return;
       }
-      if (said.lost) waiting.push("… some lines could not be had …");
+      if (said.lost) waiting.push("… some lines are missing …");
       for (const line of said.lines.slice(-MOST)) waiting.push(line.replace(COLOURS, "")); // there may be more of them than a call can take
       const following = said.note ? `following, ${said.note}` : "following";
       note.textContent = !lines && !waiting.length ? `nothing printed yet${said.note ? `, ${said.note}` : ""}` : following;

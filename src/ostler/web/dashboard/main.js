@@ -76,10 +76,10 @@ function connection() {
   attr(el, "data-state", state.connection);
   text(el, { live: "live", lost: "no connection", connecting: "connecting" }[state.connection]);
   const gone = state.connection === "lost";
-  if (gone && lost.hidden) announce("The connection to the node is lost.");
+  if (gone && lost.hidden) announce("The connection to the node was lost.");
   if (!gone && !lost.hidden) announce("The connection is back.");
   lost.hidden = !gone;
-  if (gone) text(lost, `The node does not answer. What you see is from ${ago(state.since)}; retrying.`);
+  if (gone) text(lost, `The node is not responding. This page was last updated ${ago(state.since)}; retrying.`);
   document.body.classList.toggle("stale", gone);
 }
 

@@ -61,7 +61,7 @@ function row(first, errors, jobs) {
     row.update({ ...last, ...found });
     return `schedule ${first.name} is ${found.paused ? "paused" : "resumed"}`;
   };
-  const run = verb("Run now", "run", (job) => (job.new ? `stored job ${job.id}` : `job ${job.id} of the same unique key is there already`), { title: `Run ${first.name} now?`, words: "Its job is stored at once. The schedule stays as it is.", verb: "Run now", danger: false });
+  const run = verb("Run now", "run", (job) => (job.new ? `stored job ${job.id}` : `job ${job.id} with the same unique key already exists`), { title: `Run ${first.name} now?`, words: "Its job is stored at once. The schedule stays as it is.", verb: "Run now", danger: false });
   const [pause, resume] = [verb("Pause", "pause", paused), verb("Resume", "resume", paused)];
   const row = {
     el: h("tr", {}, h("th", { scope: "row" }, first.name, " ", flag), h("td", { class: "what" }, task, args), h("td", {}, when, " ", zone), next, h("td", { class: "last" }, h("span", { class: "row" }, status, since, never)), h("td", { class: "act verbs" }, run, pause, resume)),

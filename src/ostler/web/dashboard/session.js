@@ -30,7 +30,7 @@ export function oneSession(id) {
     const name = several() ? `${s.node}/${s.worker}` : s.worker;
     const idle = s.idle === null ? null : s.idle + (Date.now() - read) / 1000;
     known.update(Object.entries({
-      Pool: s.serves === s.pool ? s.pool : `${s.serves} (${s.pool})`, Worker: { text: name, href: workerLink(name) }, Owner: s.owner, Client: s.client, Agent: s.agent, Key: s.key, "Passed on by": s.via, Priority: s.priority || null,
+      Pool: s.serves === s.pool ? s.pool : `${s.serves} (${s.pool})`, Worker: { text: name, href: workerLink(name) }, Owner: s.owner, Client: s.client, Agent: s.agent, Key: s.key, "Forwarded by": s.via, Priority: s.priority || null,
       Began: moment(s.started_at), Waited: span(s.waited_ms / 1000), Lasted: s.ended_at ? span((s.ended_at - s.started_at) / 1000) : since(s.started_at),
       Idle: idle === null ? null : seconds(idle), In: bytes(s.bytes_in), Out: bytes(s.bytes_out), "Close code": s.code, Ended: s.ended_at ? moment(s.ended_at) : null,
     }));
@@ -56,8 +56,8 @@ export function oneSession(id) {
 /** Pictures from its worker, as they come. A hidden tab looks at nothing. */
 function liveView(id) {
   const errors = complaints();
-  const picture = h("img", { alt: `What session ${id} shows`, hidden: true });
-  const words = h("p", { class: "muted stage-words" }, "Waiting for the first picture…");
+  const picture = h("img", { alt: `Live view of session ${id}`, hidden: true });
+  const words = h("p", { class: "muted stage-words" }, "Waiting for the first image…");
   const again = h("button", { type: "button", class: "small", hidden: true }, "Try again");
   const large = h("button", { type: "button", class: "small", "aria-pressed": "false" }, "Full width");
   const el = h("section", { class: "panel", "aria-label": "Live view", hidden: true }, h("div", { class: "row between" }, h("h2", {}, "Live view"), h("div", { class: "row" }, again, large)), errors.el, h("div", { class: "screen" }, words, picture));
@@ -86,7 +86,7 @@ function liveView(id) {
     again.hidden = false;
     // An image does not say why there is none.
     const answer = await fetch(`/api/v1/sessions/${encodeURIComponent(id)}`).then((a) => a.json(), () => null);
-    if (answer?.state !== "ended") errors.say("No pictures: the worker sends none now, or too many people are watching sessions of this node.");
+    if (answer?.state !== "ended") errors.say("No images: the worker is not sending any, or too many people are watching sessions on this node.");
   };
   again.onclick = look;
   large.onclick = () => attr(large, "aria-pressed", String(el.classList.toggle("large")));

@@ -20,14 +20,14 @@ export const REASONS = {
   killed: "An operator ended it.",
   silent: "The client did not answer pings.",
   slow: "The client did not read what it was sent.",
-  drained: "Its worker was to leave, and the drain limit was reached.",
+  drained: "Its worker was draining, and the drain limit was reached.",
   shutdown: "The node stopped.",
   "worker-lost": "Its worker died.",
   "worker-hung": "Its worker hung, and was killed.",
   "relay-lost": "The data plane died.",
   "node-lost": "The node died.",
   unused: "Its ticket was not used in time.",
-  detached: "Nobody came back to it in time.",
+  detached: "Nobody reconnected to it in time.",
 };
 
 export const sessionLink = (id) => `#/sessions/${encodeURIComponent(id)}`;

@@ -121,7 +121,7 @@ function pool(first) {
   const body = h("tbody");
   const line = h("ol", { class: "plain line" });
   const more = h("p", { class: "muted small-print" });
-  const inLine = h("div", { class: "in-line" }, h("h3", {}, "Waiting, the next one first"), line, more);
+  const inLine = h("div", { class: "in-line" }, h("h3", {}, "Waiting, next in line first"), line, more);
   const counts = h("p", { class: "muted small-print" });
   const table = h("table", { class: "cards slots-table" }, h("thead", {}, h("tr", {}, ["Worker", "State", "Slots", "Served", "Probe", "Memory", "Age", ""].map((t, i) => h("th", { scope: "col", class: i > 3 && i < 7 ? "number" : null }, t)))), body);
   const el = h("section", { class: "panel pool", "aria-label": `Pool ${name}` },
@@ -147,7 +147,7 @@ function pool(first) {
       figure.leaving.el.hidden = !leaving;
       text(figure.waiting.value, count(p.waiting));
       attr(figure.waiting.el, "data-some", p.waiting ? true : null);
-      attr(whole, "aria-label", `${name}: ${used} of ${p.slots} slots in use, ${p.free} free${leaving ? `, ${leaving} more on workers that leave` : ""}, ${p.waiting} waiting`);
+      attr(whole, "aria-label", `${name}: ${used} of ${p.slots} slots in use, ${p.free} free${leaving ? `, ${leaving} more on draining workers` : ""}, ${p.waiting} waiting`);
       shares(whole, { used, free: p.free, held: Math.max(0, p.slots - used - p.free), leaving });
       keyed(body, p.workers.map((w) => ({ ...w, node: p.node, held: p.held.get(w.component) ?? [] })), (w) => `${w.component} ${w.generation}`, (w) => workerRow(w, errors));
       waiters(p);
@@ -202,10 +202,10 @@ function workerRow(first, errors) {
     attr(el, "aria-label", `${label} ${first.component}`);
     return el;
   };
-  const drain = act("drain", "Drain", "It takes no new sessions. Those that it has may go on until the drain limit; then it exits and stays stopped until it is restarted.");
-  const restart = act("restart", "Restart", "It takes no new sessions, those that it has may go on until the drain limit, and it is started anew.");
+  const drain = act("drain", "Drain", "It takes no new sessions. Its open sessions may continue until the drain limit; then it exits and stays stopped until it is restarted.");
+  const restart = act("restart", "Restart", "It takes no new sessions. Its open sessions may continue until the drain limit; then it is restarted.");
   restart.classList.add("spare");
-  const kill = act("kill", "Kill", "SIGKILL, now. Its clients are told, and it is started anew.");
+  const kill = act("kill", "Kill", "It is killed with SIGKILL now. Its clients are told, and it is restarted.");
   const full = () => (several() ? `${first.node}/${first.component}` : first.component);
   return {
     el: h("tr", {}, h("th", { scope: "row" }, name), h("td", {}, status), h("td", { class: "slot-cells" }, cells, words), h("td", { class: "served", "data-unit": first.lifetime ? null : "served" }, first.lifetime ? served.el : sofar), cell.probe, cell.memory, cell.age, h("td", { class: "act verbs" }, drain, restart, kill)),

@@ -76,7 +76,7 @@ async function ask(url, how) {
   for (let piece = await reader.read(); !piece.done && words.length < LONGEST; piece = await reader.read()) words += decoder.decode(piece.value, { stream: true });
   clearTimeout(end);
   reader.cancel().catch(() => {});
-  return [got, `${words}\n… and so on: this is a stream`];
+  return [got, `${words}\n… this is a stream; the rest is not shown`];
 }
 
 function shown(words) {
@@ -86,7 +86,7 @@ function shown(words) {
   } catch {
     // Not JSON: as it is.
   }
-  return found.length > LONGEST ? `${found.slice(0, LONGEST)}\n… ${found.length - LONGEST} characters more` : found;
+  return found.length > LONGEST ? `${found.slice(0, LONGEST)}\n… ${found.length - LONGEST} more characters` : found;
 }
 
 function placeholder(p) {

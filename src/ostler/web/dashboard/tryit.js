@@ -19,7 +19,7 @@ export function tryIt(of) {
   const inputs = {
     json: h("div", { class: "stack" }, h("label", { for: "try-payload" }, "Payload, as JSON"), payload),
     text: h("div", { class: "stack", hidden: true }, h("label", { for: "try-text" }, "Payload, as text"), words),
-    file: h("div", { class: "stack", hidden: true }, h("label", { for: "try-file" }, "File, sent as it is"), file, seen),
+    file: h("div", { class: "stack", hidden: true }, h("label", { for: "try-file" }, "File, sent unchanged"), file, seen),
   };
   const anyModel = h("div", { class: "stack", hidden: true }, h("label", { for: "try-id" }, "Another model id"), other);
   const send = h("button", { type: "submit", class: "primary" }, "Call");
@@ -93,7 +93,7 @@ export function tryIt(of) {
       announce("The model has answered.");
     } catch (error) {
       text(told, "");
-      errors.say(error.name === "AbortError" ? "It was stopped: the call is cancelled." : error.message);
+      errors.say(error.name === "AbortError" ? "Stopped: the call was cancelled." : error.message);
     } finally {
       calling = null;
       send.disabled = false;
@@ -133,7 +133,7 @@ export function tryIt(of) {
         if (said === null) continue;
         length += said.length;
         if (length < LONGEST) out.append(said);
-        else if (length - said.length < LONGEST) out.append("\n… more is not shown");
+        else if (length - said.length < LONGEST) out.append("\n… the rest is not shown");
       }
       out.scrollTop = out.scrollHeight;
     }
@@ -186,7 +186,7 @@ async function* chunks(body, expected) {
   } catch (error) {
     if (error.name === "AbortError") throw error;
     // A browser may drop what came together with the end of a connection, and the model's own words with it.
-    if (!expected()) throw new Error("the answer broke off; the output of the model's worker says why");
+    if (!expected()) throw new Error("the response was cut off; the output of the model's worker says why");
   } finally {
     reader.cancel().catch(() => {});
   }
@@ -208,4 +208,4 @@ function parsed(words) {
   }
 }
 
-const cut = (words) => (words.length > LONGEST ? `${words.slice(0, LONGEST)}\n… ${words.length - LONGEST} characters more` : words);
+const cut = (words) => (words.length > LONGEST ? `${words.slice(0, LONGEST)}\n… ${words.length - LONGEST} more characters` : words);

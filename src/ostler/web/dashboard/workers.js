@@ -10,7 +10,7 @@ const VERBS = {
   drain: { label: "Drain", words: "It finishes its current job, exits, and stays stopped until it is restarted or its pool is resumed.", danger: false },
   restart: { label: "Restart", words: "It finishes its current job, then a new process is started. Its crash count is cleared.", danger: false },
   reset: { label: "Reset", words: "Its crash count is cleared. A failed worker becomes stopped and can be started again.", danger: false },
-  kill: { label: "Kill", words: "SIGKILL, now. Its current job counts a crash and runs again, unless it has crashed too often." },
+  kill: { label: "Kill", words: "It is killed with SIGKILL now. Its current job is charged with a crash and runs again, unless it has crashed too often." },
 };
 
 /** Which verbs make sense in a state. */
@@ -167,7 +167,7 @@ function one(name) {
       const w = findWorker(name);
       if (!w) {
         const same = [...state.workers.values()].filter((other) => other.component === name);
-        if (state.epoch) fill(facts, same.length ? ["Several nodes have it: ", same.map((other) => [h("a", { href: workerLink(other.name) }, other.name), " "])] : `There is no worker ${name}.`);
+        if (state.epoch) fill(facts, same.length ? ["Several nodes have a worker of this name: ", same.map((other) => [h("a", { href: workerLink(other.name) }, other.name), " "])] : `There is no worker ${name}.`);
         return;
       }
       setPill(status, w.status);
