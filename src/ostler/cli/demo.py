@@ -68,7 +68,7 @@ def demo(what: str, data: str, port: int) -> None:
     with _node(folder, port, "ostler.apps.clips", {"OSTLER_CLIPS_ROOTS": str(videos)}) as node:
         _make_videos(videos)
         url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
+        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
         _until(lambda: _healthy(known), node, "its workers")
         wanted = [{"source": str(videos / f"sample{n}.mp4"), "start": start, "end": end} for n, start, end in _CUTS]
         jobs = [client.request(known, "POST", "/api/v1/clips", cut)["id"] for cut in wanted]
@@ -89,7 +89,7 @@ def _models(known: Settings, folder: Path, port: int) -> None:
 
     with _node(folder, port, demo_models.TARGET, demo_models.prepare(folder)) as node:
         url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
         _until(lambda: _healthy(known), node, "its workers")
         demo_models.run(known, folder)
         if sys.stdout.isatty():
@@ -106,7 +106,7 @@ def _browsers(known: Settings, folder: Path, port: int) -> None:
 
     with _node(folder, port, demo_browsers.TARGET, demo_browsers.prepare()) as node:
         url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
         _until(lambda: _healthy(known), node, "its workers")
         demo_browsers.run(known, url, folder)
         if sys.stdout.isatty():
@@ -122,7 +122,7 @@ def _music(known: Settings, folder: Path, port: int) -> None:
 
     with _node(folder, port, demo_music.TARGET, demo_music.prepare(folder)) as node:
         url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up, its dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
+        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
         _until(lambda: _healthy(known), node, "its workers")
         demo_music.run(known, folder)
         if sys.stdout.isatty():
@@ -188,7 +188,7 @@ def _until(found: Callable[[], Any], node: subprocess.Popen[bytes], what: str) -
         if value := found():
             return value
         time.sleep(0.05)
-    raise ConfigError(f"waited 60 s for {what} in vain; see node.log")
+    raise ConfigError(f"gave up after waiting 60 s for {what}; see node.log")
 
 
 def _healthy(known: Settings) -> bool:

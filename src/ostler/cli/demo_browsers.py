@@ -200,5 +200,5 @@ async def _until(found: Any, what: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not found():
         if time.monotonic() > deadline:
-            raise ConfigError(f"waited {_PATIENCE:g} s for {what} in vain; see node.log")
+            raise ConfigError(f"gave up after waiting {_PATIENCE:g} s for {what}; see node.log")
         await asyncio.sleep(0.02)

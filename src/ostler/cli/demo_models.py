@@ -106,7 +106,7 @@ class _Story:
 
     def evicted(self, task: str) -> None:
         _until(lambda: self._states()[task]["state"] == "IDLE", f"{task} to leave")
-        print(f"  {task} left to make room; it comes back when it is called")
+        print(f"  {task} was unloaded to make room; the next call loads it again")
 
     def memory(self) -> None:
         """The pretended GPU as a bar."""
@@ -165,6 +165,6 @@ def _until(found: Callable[[], Any], what: str) -> None:
     deadline = time.monotonic() + _PATIENCE
     while not found():
         if time.monotonic() > deadline:
-            print(f"  waited {_PATIENCE:g} s for {what} in vain", file=sys.stderr)
+            print(f"  gave up after waiting {_PATIENCE:g} s for {what}", file=sys.stderr)
             raise SystemExit(1)
         time.sleep(0.02)

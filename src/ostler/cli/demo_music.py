@@ -139,7 +139,7 @@ def _calibrated(known: Settings, library: int) -> None:
     result = found["result"]
     if not result:
         raise ConfigError(f"the calibration (job {job}) is {found['status']}: {found['error']}")
-    print(f"\nThresholds from the scores of {result['files']} tracks; {result['changed']} get other tags:")
+    print(f"\nThresholds from the scores of {result['files']} tracks; {result['changed']} get different tags:")
     used = sorted((one for one in result["tags"] if one["tracks_after"]), key=lambda one: -one["tracks_after"])[:8]
     rows = [
         (one["tag"], f"{one['before']:.2f}", f"{one['after']:.2f}", one["method"], one["tracks_after"]) for one in used

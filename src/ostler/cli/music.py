@@ -114,13 +114,13 @@ def _left(seconds: float | None) -> str:
 def _one(found: dict[str, Any]) -> None:
     _table([found])
     print(
-        f"\npath      {found['path']}\ntags go   to the {found['write_to']}\nignored   {' '.join(found['ignore']) or 'nothing'}"
+        f"\npath      {found['path']}\ntags      written to the {found['write_to']}\nignored   {' '.join(found['ignore']) or 'nothing'}"
     )
     print(f"watched   {'yes' if found['watch'] else 'no'}{': ' + found['watching'] if found['watching'] else ''}")
     if found["scanned_at"]:
         print(f"scanned   {show.ago(found['scanned_at'])}, in {show.span(found['took'])}")
     if found["problems"]:
-        print("\nThe last scan could not look at:")
+        print("\nThe last scan could not read:")
         show.table(("path", "reason"), [(p["path"], p["reason"]) for p in found["problems"]], "")
 
 
@@ -164,7 +164,7 @@ def scan(known: Settings, library: str) -> None:
 def remove(known: Settings, library: str) -> None:
     """Forget LIBRARY and its tracks. No file is touched; to remove written tags, run `ostler music undo --all` first."""
     gone = client.request(known, "DELETE", _path(known, library))
-    print(f"library {gone['library']} with {gone['tracks']} tracks is forgotten; its files are as they were")
+    print(f"library {gone['library']} with {gone['tracks']} tracks is forgotten; its files are unchanged")
 
 
 # ---- tagging
@@ -178,10 +178,10 @@ def retry(known: Settings, library: str | None, track: int | None) -> None:
     """Retry the failed and toxic tracks of LIBRARY."""
     if track is not None:
         client.request(known, "POST", f"{_API}/tracks/{track}/retry")
-        print(f"track {track} is tagged again")
+        print(f"track {track} will be tagged again")
     elif library is not None:
         found = client.request(known, "POST", _path(known, library, "retry"))
-        print(f"{found['tracks']} tracks of library {found['library']} are tagged again")
+        print(f"{found['tracks']} tracks of library {found['library']} will be tagged again")
     else:
         raise click.UsageError("name a LIBRARY, or a track with --track")
 
@@ -222,7 +222,7 @@ def calibrate(known: Settings, library: str, dry_run: bool, json_: bool) -> None
     ]
     show.table(("tag", ">before", ">after", "by", ">tracks before", ">after"), rows, "the model has no tags")
     verb = "would get" if dry_run else "get"
-    print(f"\n{result['changed']} of {result['files']} tracks {verb} other tags ({result['model']})")
+    print(f"\n{result['changed']} of {result['files']} tracks {verb} different tags ({result['model']})")
 
 
 def _ended(known: Settings, job: int) -> Any:
@@ -249,7 +249,7 @@ def undo(known: Settings, library: str, whole: bool) -> None:
             f"the tags of {found['tracks']} tracks are taken away (job {found['job']}); from now on they are in the database alone"
         )
     else:
-        print(f"calibration {found['calibration']} is undone; job {found['job']} has the tags written that follow")
+        print(f"calibration {found['calibration']} is undone; job {found['job']} rewrites the tags")
 
 
 # ---- searching

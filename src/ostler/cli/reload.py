@@ -46,7 +46,7 @@ def serve(arguments: Sequence[str], root: Path, data: Path) -> int:
             seen = now
         if asked:
             return node.wait()
-        print(f"ostler: {changed} has changed: starting again", flush=True)
+        print(f"ostler: {changed} has changed; restarting", flush=True)
         _end(node)
         if asked:
             return node.returncode

@@ -223,7 +223,7 @@ def test_calibration_is_shown_tried_stored_and_undone(node, tmp_path):
     assert tried["dry_run"] and tried["files"] == 25 and len(tried["tags"]) == 50
     assert lib.get("/calibrations") == {"calibrations": []}
     done = ostler(node, "calibrate", lib.root.parent.name)
-    assert done.code == 0 and "of 25 tracks get other tags" in done.stdout
+    assert done.code == 0 and "of 25 tracks get different tags" in done.stdout
     (one,) = lib.get("/calibrations")["calibrations"]
     spread = lib.get("/tags")
     assert spread["calibration"] == one["id"] and spread["files"] == 25 and len(spread["tags"]) == 50

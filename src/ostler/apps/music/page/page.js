@@ -36,7 +36,7 @@ function libraryRow(one) {
     action("Scan", async () => `job ${(await post(`${path}/scan`)).job} scans it`),
     action("Calibrate", () => calibrate(path)),
     action("Undo", async () => `calibration ${(await post(`${path}/undo`)).calibration} is undone`),
-    action("Retry", async () => `${(await post(`${path}/retry`)).tracks} tracks are tagged again`));
+    action("Retry", async () => `${(await post(`${path}/retry`)).tracks} tracks will be tagged again`));
   const el = h("tr", {}, Object.values(cells), h("td", {}, h("div", { class: "row" }, bar, doing)), actions);
   return { el, update: (now) => {
     for (const name of STATES) text(cells[name], now.counts[name]);
@@ -52,10 +52,10 @@ function libraryRow(one) {
 
 async function calibrate(path) {
   const tried = await ended((await post(`${path}/calibrate?dry_run=true`)).job);
-  if (!confirm(`${tried.changed} of ${tried.files} tracks would get other tags. Store these thresholds?`)) return "nothing was changed";
+  if (!confirm(`${tried.changed} of ${tried.files} tracks would get different tags. Store these thresholds?`)) return "nothing was changed";
   const done = await ended((await post(`${path}/calibrate`)).job);
   await show();
-  return `${done.changed} of ${done.files} tracks get other tags`;
+  return `${done.changed} of ${done.files} tracks get different tags`;
 }
 
 async function ended(job) {
