@@ -101,7 +101,7 @@ def run(known: Settings, folder: Path) -> None:
     show.table(("file", "state", "highest scores"), rows, "no tracks")
     _calibrated(known, made["id"])
     chord = next(track for track in found if track["path"] == "chord 3.wav")
-    print(f"\nWhat sounds like {chord['path']}:")
+    print(f"\nTracks that sound like {chord['path']}:")
     alike = client.request(known, "GET", f"/api/v1/tracks/{chord['id']}/similar?limit=5")["tracks"]
     show.table(("file", ">likeness"), [(one["path"], f"{one['similarity']:.3f}") for one in alike], "nothing")
 

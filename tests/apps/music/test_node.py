@@ -413,5 +413,5 @@ def test_the_demo_tags_a_library_with_the_real_model_and_loses_a_worker(tmp_path
     assert done.returncode == 0, done.stdout + done.stderr
     assert "1 failed, 0 toxic" in done.stdout
     assert "--> kill -9" in done.stdout and "not an audio file" in done.stdout
-    nearest = done.stdout.partition("What sounds like chord 3.wav")[2].splitlines()[2]
+    nearest = done.stdout.partition("Tracks that sound like chord 3.wav")[2].splitlines()[2]
     assert nearest.startswith("chord"), nearest

@@ -5,16 +5,16 @@ const main = document.getElementById("main");
 
 /** What the page knows of each task: where it is, what it takes, how its reply is shown. */
 const TASKS = [
-  { task: "embedding", path: "/api/text-to-embedding", title: "Text to embedding", about: "One text in each line; how alike they are, from -1 to 1.",
+  { task: "embedding", path: "/api/text-to-embedding", title: "Text to embedding", about: "One text per line; the result is how similar they are, from -1 to 1.",
     value: "The dog sleeps on the sofa.\nA puppy is lying on the couch.\nShares fell sharply on Monday.", body: (form) => ({ texts: lines(form) }), show: alike },
   { task: "ocr", path: "/api/image-ocr", title: "Text in an image", about: "A photo or a scan.", file: "image/*", show: (r) => h("pre", { class: "json" }, r.text || "no text was found") },
   { task: "speech", path: "/api/automatic-speech-recognition", title: "Speech to text", about: "A recording: WAV, FLAC, Ogg or MP3.", file: "audio/*",
     show: (r) => timed(r.segments, (s) => s.text) },
   { task: "diarization", path: "/api/speaker-diarization", title: "Who speaks when", about: "A recording with several voices.", file: "audio/*",
     show: (r) => [h("p", {}, `${r.speakers} ${r.speakers === 1 ? "speaker" : "speakers"}`), timed(r.segments, (s) => s.speaker)] },
-  { task: "generation", path: "/api/text-generation", title: "Text generation", about: "A question or an instruction; the answer comes word by word.",
+  { task: "generation", path: "/api/text-generation", title: "Text generation", about: "A question or an instruction; the answer is streamed word by word.",
     value: "What is the capital of France?", body: (form) => ({ prompt: form.querySelector("textarea").value, stream: true }), streams: true },
-  { task: "captioning", path: "/api/image-captioning", title: "Image captioning", about: "A photo; a sentence about it.", file: "image/*",
+  { task: "captioning", path: "/api/image-captioning", title: "Image captioning", about: "A photo to describe in one sentence.", file: "image/*",
     show: (r) => [h("p", {}, r.caption), r.method === "tags-and-text" && h("p", { class: "muted" }, `Written from tags and text by a language model that has not seen the image: ${r.tags.map((t) => `${t.label} ${(100 * t.score).toFixed(0)} %`).join(", ") || "no tags"}.`)] },
 ];
 

@@ -98,7 +98,7 @@ async function show() {
   const { tags, files, model } = await get(`/libraries/${chosen}/tags?bins=40`);
   const [failed, toxic] = await Promise.all(["failed", "toxic"].map((state) => get(`/tracks?state=${state}&library=${chosen}&limit=200`)));
   tags.sort((a, b) => b.tracks - a.tracks);
-  text(spread, files ? `${files} tracks by ${model}; the line is the threshold, and what is right of it has the tag` : "nothing is tagged yet");
+  text(spread, files ? `${files} tracks by ${model}; tracks to the right of the line (the threshold) have the tag` : "nothing is tagged yet");
   fill(plots, (all ? tags : tags.slice(0, 12)).map(plot));
   keyed(failures, [...toxic.tracks, ...failed.tracks], (one) => one.id, failureRow);
   fill(tagNames, tags.map((one) => h("option", { value: one.tag })));
@@ -149,7 +149,7 @@ async function search() {
   await list(() => get(`/tracks?${query}`), "");
 }
 
-const similar = (one) => list(() => get(`/tracks/${one.id}/similar?limit=25${wantedLibrary && `&library=${wantedLibrary}`}`), `What sounds like ${named(one)}, the nearest first.`);
+const similar = (one) => list(() => get(`/tracks/${one.id}/similar?limit=25${wantedLibrary && `&library=${wantedLibrary}`}`), `Tracks that sound like ${named(one)}, most similar first.`);
 
 async function list(ask, title) {
   try {
