@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import pytest
-from highlights import Highlights
 from reader import app, report
 
 from ostler import JobFailed
@@ -39,10 +38,3 @@ def test_a_missing_file_fails_without_a_retry() -> None:
         bench.run()
         with pytest.raises(JobFailed, match=r"NO_FILE: nowhere\.txt does not exist"):
             job.result()
-
-
-def test_highlights_come_in_the_order_of_the_text() -> None:
-    model = Highlights()
-    model.load("highlights")
-    text = "Birds sing. Horses graze. Horses like apples. It rained. Horses like carrots."
-    assert model.infer({"text": text}) == ["Horses graze.", "Horses like apples.", "Horses like carrots."]

@@ -4,17 +4,23 @@ import asyncio
 import time
 import uuid
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import highlights  # noqa: F401  declares the model
 from reader import app, report
 
 from ostler import Job
 
+if TYPE_CHECKING:
+    from fastapi import APIRouter
+
+    from ostler.web.extend import NodeApi
+
 PAGE = Path(__file__).with_name("page.html")
 
 
 @app.web
-def routes(node):
+def routes(node: "NodeApi") -> "APIRouter":
     from fastapi import APIRouter, Request  # imported here, because workers do not need FastAPI
     from fastapi.responses import FileResponse
 
@@ -39,7 +45,8 @@ def routes(node):
     async def best_sentences(job: int) -> list[str]:
         path = Path((await node.job(job))["args"]["path"])
         text = await asyncio.to_thread(path.read_text, errors="replace")
-        return (await node.call("highlights", None, {"text": text})).result
+        found: list[str] = (await node.call("highlights", None, {"text": text})).result
+        return found
 
     return router
 

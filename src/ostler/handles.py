@@ -1,4 +1,4 @@
-"""What storing a job or a batch returns: its id, an int that can also be asked about what it names. Standard library alone."""
+"""What enqueueing returns: the id of a job or batch, an int with methods to read its state and results. Standard library only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
-from ostler.errors import ConfigError, JobFailed, NotFound
+from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -23,18 +23,18 @@ _PAGE = 200  # jobs or events that are read at once
 
 
 class JobId(int, Generic[R_co]):
-    """The id of a stored job: an int that can also be asked how the job is and what it returned.
+    """The id of a job: an int with methods to read the job's state and to wait for its result.
 
-    That of a chain is the id of its first job and stands for the whole chain: `result` is the last step's, everything else is that of
+    The id of a chain is that of its first job and stands for the whole chain: `result` is the last step's, everything else describes
     the newest step.
     """
 
     _app: Ostler | None = None
     _is_chain = False
-    _is_guest = False  # it was stored in a transaction of the caller's
+    _is_guest = False  # stored in a transaction of the caller
     is_new: bool = True
-    """False where a job with the same unique key was there already: then nothing was stored, and this is that job's id. In a PostgreSQL
-    transaction of your own it is always True."""
+    """False if a job with the same unique key already existed: nothing was stored, and this is the id of that job. Always True in a
+    PostgreSQL transaction of your own."""
 
     @classmethod
     def of(cls, app: Ostler, job: int, *, chain: bool = False, guest: bool = False) -> Self:
@@ -49,7 +49,7 @@ class JobId(int, Generic[R_co]):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied or pickled it is the number, without its app."""
+        """A copied or pickled id is a plain number, without its app."""
         return JobId, (int(self),)
 
     @property
@@ -57,10 +57,10 @@ class JobId(int, Generic[R_co]):
         return int(self)
 
     def result(self, timeout: Timeout = None) -> R_co:
-        """What the job returned. Waits until it has ended, for `timeout` seconds (or a timedelta) at most.
+        """Wait until the job has ended, and return what it returned. `timeout`: seconds or a timedelta.
 
-        Raises JobFailed, JobCancelled or JobTimeout; and NotFound where there is no such job, as while the transaction in which it was
-        stored is not committed. Inside of another job, waiting needs a timeout.
+        Raises JobFailed, JobCancelled or JobTimeout, or NotFound if there is no such job, for example because the transaction that
+        enqueued it has not been committed. Inside another job, a timeout is required.
         """
         from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ class JobId(int, Generic[R_co]):
                     return cast("R_co", outcome(view, timeout))
 
     async def result_async(self, timeout: Timeout = None) -> R_co:  # noqa: ASYNC109  the job goes on, nothing is cancelled
-        """`result` without blocking the event loop."""
+        """Like `result`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
         from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
@@ -89,26 +89,26 @@ class JobId(int, Generic[R_co]):
                     return cast("R_co", outcome(view, timeout))
 
     def info(self) -> dict[str, Any]:
-        """The job as it is now: all fields of `GET /api/v1/jobs/{id}`, without its timeline. Raises NotFound."""
+        """The current state of the job: all fields of `GET /api/v1/jobs/{id}` except the timeline. Raises NotFound."""
         with self._in_words():
             return self._known.awaiting.look(self._newest(), errors=True)
 
     def status(self) -> Status:
-        """queued, processing, done, failed or cancelled."""
+        """The status: queued, processing, done, failed or cancelled."""
         return cast("Status", self.info()["status"])
 
     def progress(self) -> float | None:
-        """The percentage that the job reported last; None when it reported none."""
+        """The percentage that the job last reported, or None."""
         return cast("float | None", self.info()["progress"])
 
     def errors(self) -> list[dict[str, Any]]:
-        """How its runs failed, oldest first, also those before a retry: `attempt`, `at`, `worker`, `node`, `kind`, `code`, `message`,
-        `traceback`, `duration_ms`. The newest 20 are kept.
+        """The errors of all failed runs, oldest first, including those before a retry: `attempt`, `at`, `worker`, `node`, `kind`, `code`,
+        `message`, `traceback`, `duration_ms`. The newest 20 are kept.
         """
         return cast("list[dict[str, Any]]", self.info()["errors"])
 
     def events(self) -> Iterator[dict[str, Any]]:
-        """The timeline so far, oldest first; read page by page."""
+        """Iterate over the job's timeline, oldest first. Reads page by page."""
         producer, job = self._known.producer, int(self.info()["id"])
         after: int | None = 0
         while after is not None:
@@ -116,7 +116,7 @@ class JobId(int, Generic[R_co]):
             yield from page
 
     def artifacts(self) -> list[Artifact]:
-        """The files that the job has published, in the order of their keys; also those of runs that failed. Raises NotFound."""
+        """The files that the job has published, sorted by key, including those of failed runs. Raises NotFound."""
         from ostler.jobs.artifacts import Reader  # noqa: PLC0415
 
         with self._in_words():
@@ -124,7 +124,7 @@ class JobId(int, Generic[R_co]):
             return Reader(producer.settings, producer.read).of(self._newest())
 
     def cancel(self) -> None:
-        """Cancel it: while it is queued it ends at once, while it runs it is asked to stop, then killed. Raises Conflict when it has ended."""
+        """Cancel the job. A queued job ends at once; a running one is asked to stop, then killed. Raises Conflict if it has already ended."""
         with self._in_words():
             self._known.producer.cancel(self._newest())
 
@@ -132,12 +132,12 @@ class JobId(int, Generic[R_co]):
     def _known(self) -> Ostler:
         if self._app is None:
             raise ConfigError(
-                f"job {int(self)}: this id does not know its app; app.find({int(self)}) gives one that does"
+                f"job {int(self)}: this id has no app (it was copied or pickled); use app.find({int(self)})"
             )
         return self._app
 
     def _newest(self) -> int:
-        """The job that it stands for now."""
+        """The job that it currently stands for."""
         if not self._is_chain:
             return int(self)
         return self._known.producer.read(lambda store: store.jobs.newest_step(int(self)))
@@ -150,12 +150,12 @@ class JobId(int, Generic[R_co]):
             if not self._is_guest:
                 raise
             raise NotFound(
-                f"{missing}: it was stored with connection=…, and that transaction is not committed, or was rolled back. Commit first"
+                f"{missing}: it was enqueued with connection=…, and that transaction has not been committed, or was rolled back; commit first"
             ) from None
 
 
 class BatchId(int, Generic[R_co]):
-    """The id of a stored batch: an int that also gives its jobs and their results."""
+    """The id of a batch: an int with methods to read its jobs and their results."""
 
     _app: Ostler | None = None
     _jobs: Sequence[JobId[Any]] | None = None  # where they are known
@@ -167,7 +167,7 @@ class BatchId(int, Generic[R_co]):
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copied or pickled it is the number, without its app."""
+        """A copied or pickled id is a plain number, without its app."""
         return BatchId, (int(self),)
 
     @property
@@ -176,7 +176,7 @@ class BatchId(int, Generic[R_co]):
 
     @property
     def jobs(self) -> list[JobId[R_co]]:
-        """Its jobs, in the order in which they were stored; a chain is one of them."""
+        """The jobs of the batch, in the order in which they were given. A chain counts as one."""
         return [*self._each()]
 
     @overload
@@ -184,10 +184,10 @@ class BatchId(int, Generic[R_co]):
     @overload
     def results(self, timeout: Timeout = None, *, return_exceptions: bool) -> Iterator[R_co | JobFailed]: ...
     def results(self, timeout: Timeout = None, *, return_exceptions: bool = False) -> Iterator[R_co | JobFailed]:
-        """The results of its jobs, in their order, each as soon as it and those before it are there. One is in memory at a time.
+        """Iterate over the results of the jobs in order, waiting for each. Only one is in memory at a time.
 
-        `timeout` is for all of them together. A job that failed or was cancelled raises, or with `return_exceptions` is given as the
-        exception.
+        `timeout` is for all of them together. A failed or cancelled job raises its exception; with `return_exceptions`, the exception
+        is yielded instead.
         """
         left = _clock(timeout)
         for job in self._each():
@@ -210,7 +210,7 @@ class BatchId(int, Generic[R_co]):
         *,
         return_exceptions: bool = False,
     ) -> AsyncIterator[R_co | JobFailed]:
-        """`results` without blocking the event loop."""
+        """Like `results`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
         left, jobs = _clock(timeout), self._each()
@@ -223,14 +223,47 @@ class BatchId(int, Generic[R_co]):
                 yield error
 
     def info(self) -> dict[str, Any]:
-        """How far it is: `total`, `pending`, `failed`, `finished_at`, `callback_job` … Raises NotFound."""
+        """The state of the batch: `total`, `pending`, `failed`, `finished_at`, `callback_job` and more. Raises NotFound."""
         return self._known.producer.read(lambda store: store.jobs.flows.get_batch(int(self)))
+
+    def callback(self, timeout: Timeout = None) -> JobId[Any]:
+        """The job that `then` became. Waits until all jobs of the batch have ended, for `timeout` seconds (or a timedelta) at most.
+
+        Raises JobTimeout, and NotFound where the batch has no callback.
+        """
+        left = _clock(timeout)
+        for job in self._each():
+            with contextlib.suppress(JobFailed):
+                job.result(left())
+        while (found := self.info())["callback_job"] is None:
+            if found["pending"] <= 0:
+                raise NotFound(f"batch {int(self)} has no callback: it was stored without then=…")
+            if (rest := left()) is not None and rest <= 0:
+                message = f"batch {int(self)} has not ended: {found['pending']} of {found['total']} jobs are pending"
+                raise JobTimeout(int(self), "batch", "pending", message)
+            time.sleep(0.05)  # a job of it is being retried
+        return JobId.of(self._known, found["callback_job"])
+
+    async def callback_async(self, timeout: Timeout = None) -> JobId[Any]:  # noqa: ASYNC109
+        """Like `callback`, without blocking the event loop."""
+        import asyncio  # noqa: PLC0415
+
+        return await asyncio.to_thread(self.callback, timeout)
+
+    def cancel(self) -> int:
+        """Cancel all jobs of the batch that have not ended; how many. Running ones are stopped by their node. The callback is still enqueued."""
+        cancelled = 0
+        for job in self._each():
+            with contextlib.suppress(Conflict, NotFound):  # it has ended, or is deleted
+                job.cancel()
+                cancelled += 1
+        return cancelled
 
     @property
     def _known(self) -> Ostler:
         if self._app is None:
             raise ConfigError(
-                f"batch {int(self)}: this id does not know its app; app.find_batch({int(self)}) gives one that does"
+                f"batch {int(self)}: this id has no app (it was copied or pickled); use app.find_batch({int(self)})"
             )
         return self._app
 

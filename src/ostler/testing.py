@@ -19,17 +19,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import inspect
 import json
 import os
 import tempfile
-from collections.abc import Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 from ostler.app import Ostler
+from ostler.calls.exchange import Answer
 from ostler.errors import BadArguments
-from ostler.flows import Step
+from ostler.flows import Chain, Step
 from ostler.handles import JobId
 from ostler.jobs import execute, producer, schedule, verdict
 from ostler.jobs.awaiting import Awaiting
@@ -73,13 +75,65 @@ class _Here(Awaiting):
     def ended(self, job: int, until: float | None) -> dict[str, Any]:
         found = self.look(job)
         if until is None and found["status"] not in ENDED:
-            raise BadArguments(
-                f"job {job} is {found['status']}, and nothing runs it while you wait; call bench.run() first"
-            )
+            why = f" after {found['last_error']}" if found.get("last_error") else ""
+            what = "call bench.advance(…) and bench.run()" if why else "call bench.run() first"
+            raise BadArguments(f"job {job} is {found['status']}{why}, and nothing runs it while you wait; {what}")
         return super().ended(job, until)
 
     async def ended_async(self, job: int, until: float | None) -> dict[str, Any]:
         return await asyncio.to_thread(self.ended, job, until)
+
+
+class _Models:
+    """Answers the calls of jobs in the test's own process, with what the app declares or the test gives. Nothing waits or is timed."""
+
+    def __init__(self, app: Ostler) -> None:
+        self._app = app
+        self.answers: dict[str, Callable[[Any], Any]] = {}
+        self._loaded: dict[tuple[str, str], Any] = {}
+
+    def ask(self, task: str, model: str | None, payload: Any, options: Any) -> tuple[str, str, Any]:
+        spec = self._app.models.get(task)
+        if task not in self.answers and (spec is None or spec.target is None):
+            what = "the app declares no model" if spec is None else "no program is started here for"
+            raise BadArguments(f"{what} {task!r}; answer its calls with bench.model({task!r}, function)")
+        known = [] if spec is None else [*spec.models]
+        plain = payload if isinstance(payload, bytes) else json.loads(json.dumps(payload))
+        return task, model or (known[0] if known else task), plain
+
+    def answer_sync(self, question: tuple[str, str, Any]) -> Answer:
+        found = self._infer(*question)
+        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
+        return _answer(asyncio.run(_gathered(found)) if is_async else found, question[1])
+
+    async def answer(self, question: tuple[str, str, Any]) -> Answer:
+        found = self._infer(*question)
+        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
+        return _answer(await _gathered(found) if is_async else found, question[1])
+
+    def stream_sync(self, question: tuple[str, str, Any]) -> Iterator[Any]:
+        yield from self.answer_sync(question).result
+
+    async def stream(self, question: tuple[str, str, Any]) -> AsyncIterator[Any]:
+        for item in (await self.answer(question)).result:
+            yield item
+
+    def _infer(self, task: str, model: str, payload: Any) -> Any:
+        if task in self.answers:
+            return self.answers[task](payload)
+        if (task, model) not in self._loaded:
+            made = self._app.models[task].target()
+            made.load(model)
+            self._loaded[task, model] = made
+        return self._loaded[task, model].infer(payload)
+
+
+async def _gathered(found: Any) -> Any:
+    return [item async for item in found] if inspect.isasyncgen(found) else await found
+
+
+def _answer(found: Any, model: str) -> Answer:
+    return Answer([*found] if inspect.isgenerator(found) else found, None, 0.0, model)
 
 
 class Bench:
@@ -93,6 +147,7 @@ class Bench:
         }
         self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
         self._saved: dict[str, str | None] = {}
+        self._models = _Models(app)
 
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
@@ -102,6 +157,7 @@ class Bench:
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
         producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
         self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
+        self._caller, self.app._caller = self.app._caller, cast("Any", self._models)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
             {
@@ -123,6 +179,7 @@ class Bench:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
         self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
+        self.app._caller = self._caller  # noqa: SLF001
         producer.clock = None
         self.store.close()
         for name, value in self._saved.items():
@@ -145,12 +202,20 @@ class Bench:
         """Enqueue a job at the bench's time."""
         return self.put(task.s(*args, **kwargs))
 
-    def put(self, step: Step[R]) -> JobId[R]:
-        """Enqueue a step at the bench's time."""
+    def put(self, step: Step[R] | Chain[R]) -> JobId[R]:
+        """Enqueue a step or a chain at the bench's time."""
+        if isinstance(step, Chain):
+            return step.enqueue()
         job = step.prepared()
         if step.delay is not None:  # by the bench's clock
             job = job._replace(run_at=self._ms() + int(step.delay * 1000))
         return JobId.of(self.app, self.store.jobs.enqueue([job], self._ms())[0])
+
+    def model(self, task: str, answer: Callable[[Any], Any]) -> None:
+        """Have calls to this model answered by a function of the payload: `bench.model("tagger", lambda payload: ["cat"])`. Models
+        without one are loaded and called in the test's own process.
+        """
+        self._models.answers[task] = answer
 
     def advance(self, seconds: float) -> None:
         """Move the clock forward; schedules that are due enqueue their jobs."""

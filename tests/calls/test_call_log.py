@@ -167,7 +167,7 @@ def test_calls_are_shown_and_cancelled_from_the_terminal(models: Node, tmp_path:
     assert name in ostler("--running") and name not in ostler("--running", "--task", "echo")
     assert ostler("cancel", name) == f"call {name} is cancelled\n"
     assert asking.result()[0] == 499
-    assert "never was here" in ostler("cancel", "nobody", status=2)
+    assert "was never here" in ostler("cancel", "nobody", status=2)
     logged(models, name)
     (row,) = json.loads(ostler("--outcome", "cancelled", "--request", name, "--json"))["calls"]
     assert (row["task"], row["code"]) == ("slow", "CANCELLED")

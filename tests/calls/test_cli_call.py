@@ -96,7 +96,7 @@ def test_bytes_are_not_written_to_a_terminal(node: Node) -> None:
     [
         (("nothing",), 2, "there is no task 'nothing' to call"),
         (("echo", "--model", "other"), 2, "echo has no model 'other'"),
-        (("echo", "word"), 2, "write key=value"),
+        (("echo", "word"), 2, "is not of the form key=value"),
         (("echo", "--payload", "{"), 2, "--payload is not JSON"),
         (("echo", "a=1", "--payload", '{"a": 2}'), 2, "given twice"),
         (("echo", "--file", "missing.png"), 2, "missing.png cannot be read"),

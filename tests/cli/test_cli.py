@@ -317,7 +317,7 @@ def test_a_second_enqueue_of_a_unique_job_says_that_nothing_was_stored(make_node
     first = json.loads(ostler("enqueue", "once", "name=a", "--json", *where).stdout)
     assert first["duplicate"] is False
     done = ostler("enqueue", "once", "name=a", *where)
-    assert done.stdout == f"job {first['id']} already holds this unique key; nothing new was stored\n"
+    assert done.stdout == f"job {first['id']} already has this unique key; no new job was stored\n"
     assert json.loads(ostler("enqueue", "once", "name=a", "--json", *where).stdout)["duplicate"] is True
 
 
@@ -372,7 +372,7 @@ def test_resuming_all_resumes_pools_that_were_paused_by_name_and_resuming_one_sa
         assert ostler(*command, *where).returncode == 0
     assert "all pools are still paused" in ostler("resume", "work", *where).stdout
     job = node.enqueue("add", a=1)
-    assert node.job(job)["waiting_for"]["text"] == "all pools are paused; to go on: ostler resume"
+    assert node.job(job)["waiting_for"]["text"] == "all pools are paused; to resume: ostler resume"
     assert ostler("pause", "work", *where).returncode == 0
     assert ostler("resume", *where).returncode == 0
     assert node.get("/api/v1/health")[1]["paused"] == []
@@ -399,7 +399,7 @@ def test_the_token_of_the_settings_is_not_confused_with_the_stored_one(make_node
 
 def test_a_filter_that_fits_nothing_says_so(node: Node) -> None:
     where = ("--queue", "nowhere", "--data", str(node.folder))
-    assert ostler("cancel", *where).stdout == "no queued or running job fits\n"
+    assert ostler("cancel", *where).stdout == "no queued or running job matches\n"
     assert ostler("retry", *where).stdout == "no failed job fits\n"
 
 

@@ -89,10 +89,10 @@ def test_capacity_shows_this_node_and_the_others(say) -> None:
 
 def test_many_are_ended_at_once_and_what_failed_is_told(say) -> None:
     shown = say(
-        "kill", "a", "b", "c", a={"here": True}, b={"here": False}, c=Conflict("session c has ended already: client")
+        "kill", "a", "b", "c", a={"here": True}, b={"here": False}, c=Conflict("session c has already ended: client")
     )
     assert shown.splitlines() == [
         "ended session a",
         "session b: asked its node to end it",
-        "ostler: session c has ended already: client",
+        "ostler: session c has already ended: client",
     ]

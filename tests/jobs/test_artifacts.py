@@ -123,7 +123,7 @@ def test_a_damaged_file_is_told_and_not_saved(node: Node, app: Ostler, tmp_path:
     (found,) = app.find(run(node, "publish", key="damaged.txt", text="content")).artifacts()
     root = node.folder.parent / "bucket" if node.is_bucket else node.folder / "results"
     (root / "damaged.txt").write_text("CONTENT")
-    with pytest.raises(OstlerError, match="does not fit its checksum"):
+    with pytest.raises(OstlerError, match="does not match its checksum"):
         found.save(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
@@ -150,7 +150,7 @@ def test_the_command_line_lists_and_reads(node: Node, tmp_path: Path) -> None:
     saved = ostler("artifacts", "get", "cli/report.txt", *where, cwd=tmp_path, **env)
     assert saved.stdout == "report.txt: 16 bytes\n"
     assert (tmp_path / "report.txt").read_text() == "for the terminal"
-    refused(ostler("artifacts", "get", "cli/report.txt", *where, cwd=tmp_path, **env), "report.txt is there already")
+    refused(ostler("artifacts", "get", "cli/report.txt", *where, cwd=tmp_path, **env), "report.txt already exists")
     refused(ostler("artifacts", "get", "cli/none.txt", *where, cwd=tmp_path, **env), "no artifact is published")
     refused(ostler("artifacts", "get", "../ostler.db", *where, cwd=tmp_path, **env), "not a usable key")
     refused(ostler("artifacts", "get", "cli/report.txt", "-o", "no/x", *where, cwd=tmp_path, **env), "no directory no")

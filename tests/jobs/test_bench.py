@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from ostler import Fail, Job, Ostler, Snooze
+import pytest
+
+from ostler import BadArguments, Fail, Job, JobFailed, NotFound, Ostler, Snooze
 from ostler.testing import Bench, kill_at
 from tests import work
 from tests.harness import Node
@@ -207,3 +211,67 @@ def test_the_bench_and_a_node_tell_the_same_of_every_run(node: Node) -> None:
 def _timeless(error: dict) -> dict:
     """What does not depend on where and when it ran."""
     return {name: value for name, value in error.items() if name not in ("at", "node", "worker", "duration_ms")}
+
+
+def test_models_answer_in_the_tests_own_process_unless_the_test_answers() -> None:
+    app = Ostler()
+
+    @app.model("shout")
+    class Shout:
+        def load(self, model_id: str) -> None:
+            self.mark = "!"
+
+        async def infer(self, payload: dict) -> str:
+            return payload["text"].upper() + self.mark
+
+    @app.model("letters")
+    class Letters:
+        def load(self, model_id: str) -> None: ...
+
+        def infer(self, payload: str) -> Iterator[str]:
+            yield from payload
+
+    app.server("llm", ["llama-server", "--port", "{port}"], ready="tcp:")
+
+    @app.job(queue="q", attempts=2)
+    def says(job: Job, text: str) -> list[Any]:
+        return [app.call_sync("shout", None, {"text": text}), app.call_sync("letters", None, text)]
+
+    @app.job(queue="q", attempts=2)
+    async def asks(job: Job) -> Any:
+        return [item async for item in app.stream("letters", None, "ab")] + [await app.call("llm", None, 1)]
+
+    with Bench(app) as bench:
+        job, asking = bench.enqueue(says, text="ab"), bench.enqueue(asks)
+        bench.run()
+        assert job.result() == ["AB!", ["a", "b"]]
+        with pytest.raises(JobFailed, match=r"no program is started here for 'llm'; answer its calls with bench.model"):
+            asking.result()
+        bench.model("llm", lambda payload: payload + 1)
+        again = bench.enqueue(asks)
+        bench.run()
+        assert again.result() == ["a", "b", 2]
+
+
+def test_waiting_for_a_job_that_will_be_retried_says_why() -> None:
+    with Bench(work.app) as bench:
+        job = bench.enqueue(work.fails, times=1)
+        bench.run()
+        with pytest.raises(BadArguments, match=r"is queued after OSError: try 1 failed, .*; call bench.advance"):
+            job.result()
+
+
+def test_the_callback_of_a_batch_and_cancelling_one() -> None:
+    with Bench(work.app) as bench:
+        batch = work.app.batch([work.add.s(a=1), work.add.s(a=2)], then=work.add.s(a=40))
+        chain = bench.put(work.add.s(a=1).then(work.add.s(b=5), into="a"))
+        bench.run()
+        assert chain.result() == 7
+        assert [*batch.results()] == [2, 3]
+        assert batch.callback(timeout=5).result() == 41
+        waiting = work.app.batch([work.add.s(a=1), work.add.s(a=2)])
+        assert waiting.cancel() == 2
+        assert waiting.cancel() == 0
+        assert waiting.info()["pending"] == 0
+        with pytest.raises(NotFound, match="has no callback"):
+            waiting.callback(timeout=1)

@@ -75,7 +75,7 @@ def test_keys_by_policy() -> None:
 
 def test_a_value_that_is_yet_to_come_cannot_be_part_of_a_key() -> None:
     for policy in ({"at_once": 1, "per": "x"}, {"unique": True}, {"unique": ["x"]}):
-        with pytest.raises(BadArguments, match="takes the result of the step before it"):
+        with pytest.raises(BadArguments, match="receives the result of the previous step"):
             made(policy, into="x")
 
 

@@ -209,7 +209,7 @@ def test_a_job_of_a_transaction_that_is_not_committed_is_not_waited_for(jobs, no
     with sqlite3.connect(node.folder / "ostler.db", isolation_level=None) as connection:
         connection.execute("BEGIN IMMEDIATE")
         job = jobs.add.enqueue(a=1, b=1, connection=connection)
-        with pytest.raises(NotFound, match="connection=…, and that transaction is not committed"):
+        with pytest.raises(NotFound, match="connection=…, and that transaction has not been committed"):
             job.result()
         connection.execute("COMMIT")
     connection.close()
@@ -225,7 +225,7 @@ def test_a_route_of_the_node_cannot_stop_the_node_by_waiting(alone) -> None:
     async def route() -> None:
         job.result(timeout=60)
 
-    with pytest.raises(BadArguments, match="would stop the node: use await"):
+    with pytest.raises(BadArguments, match="would block the node: use await"):
         asyncio.run(route())
     finish(alone.app.producer.store(), job)
     asyncio.run(route())  # there is nothing to wait for

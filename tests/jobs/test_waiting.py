@@ -38,9 +38,9 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         ({"key": "user:7", "key_running": 2, "key_most": 2}, "limit", "2 of at most 2 jobs with limit key 'user:7'"),
         ({"running": 3, "at_once": 3}, "limit", "3 of at most 3 jobs of queue q"),
         ({"next_token": 1500}, "rate", "may begin in 0.5 s"),
-        ({"ahead": 1}, "line", "1 job is before it"),
-        ({"ahead": 7}, "line", "7 jobs are before it"),
-        ({"ahead": 1001}, "line", "more than 1000 jobs are before it"),
+        ({"ahead": 1}, "line", "1 job is ahead of it"),
+        ({"ahead": 7}, "line", "7 jobs are ahead of it"),
+        ({"ahead": 1001}, "line", "more than 1000 jobs are ahead of it"),
         ({}, "next", "it is next"),
     ],
 )
@@ -91,13 +91,13 @@ def test_the_api_and_the_cli_say_why_a_job_waits(make_node, tmp_path: Path) -> N
     node.wait_running(running)
     before, after = node.enqueue("noop"), node.enqueue("noop")
     assert node.job(before)["waiting_for"]["reason"] == "next"
-    assert node.job(after)["waiting_for"] == {"reason": "line", "text": "1 job is before it", "ahead": 1}
+    assert node.job(after)["waiting_for"] == {"reason": "line", "text": "1 job is ahead of it", "ahead": 1}
     assert node.job(running)["waiting_for"] is None
-    assert "waits    1 job is before it" in ostler(node, "jobs", str(after))
+    assert "waits    1 job is ahead of it" in ostler(node, "jobs", str(after))
     later = node.enqueue("noop", options={"delay": 3600})
     assert node.job(later)["waiting_for"]["until"] == node.job(later)["run_at"]
     node.post("/api/v1/pools/work/pause")
-    assert "to go on: ostler resume work" in ostler(node, "jobs", str(after))
+    assert "to resume: ostler resume work" in ostler(node, "jobs", str(after))
     assert json.loads(ostler(node, "jobs", str(after), "--json"))["waiting_for"]["reason"] == "paused"
     node.post("/api/v1/pools/work/resume")
     (tmp_path / "go").touch()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ostler.errors import NodeLost
+from ostler.jobs.waiting import explain
 from ostler.store import Store
 from ostler.store.limits import QueueLimit
 from ostler.store.nodes import NodeRow
@@ -228,6 +229,25 @@ def test_a_job_that_waits_out_of_line_and_is_cancelled_leaves_the_counts_right(s
     assert store.jobs.depths() == {"q": {"queued": 1}}
     store.jobs.cancel(job, 5)
     assert store.jobs.depths() == {"q": {"cancelled": 1}}
+
+
+def test_jobs_of_a_task_that_no_node_has_declared_yet_are_told_and_come_back_with_it(store: Store) -> None:
+    """Whoever enqueued them has newer code than the node."""
+    start(store)
+    store.nodes.declare("n@1", [task("old")], [])
+    store.jobs.enqueue([NewJob("new", "q", "{}"), NewJob("old", "q", "{}"), NewJob("elsewhere", "r", "{}")], 1)
+    found = explain(store, 1, 5)
+    assert found is not None
+    assert found["reason"] == "no_task"  # at once, before anybody has looked after it
+    assert store.nodes.park() == 1
+    assert [(row["task"], row["n"]) for row in store.nodes.unserved()] == [("new", 1)]
+    assert [row["name"] for row in store.db.run("tasks")] == ["old"]
+    store.nodes.declare("n@1", [task("old"), task("new")], [])
+    assert store.nodes.park() == 1
+    assert store.nodes.unserved() == []
+    found = explain(store, 1, 5)
+    assert found is not None
+    assert found["reason"] != "no_task"
 
 
 def test_a_turn_that_is_a_little_behind_does_not_fill_a_rate_twice(store: Store) -> None:

@@ -192,7 +192,7 @@ def test_an_operator_ends_a_session_and_its_client_is_told(node: Node) -> None:
     until(lambda: any(session in i["text"] for i in node.get("/api/v1/incidents")[1]["incidents"]), "the incident")
     status, answer = call(node.url, "DELETE", f"/api/v1/sessions/{session}")
     assert (status, answer["error"]["code"]) == (409, "CONFLICT")
-    assert answer["error"]["message"] == f"session {session} has ended already: killed"
+    assert answer["error"]["message"] == f"session {session} has already ended: killed"
 
 
 # ---- the live view
@@ -313,7 +313,7 @@ def test_the_terminal_lists_and_ends_sessions_and_shows_capacity(node: Node) -> 
             client.recv(60)
     wait_ended(node, session)
     said = ostler(node.folder, "sessions", "kill", session, "none")
-    assert f"session {session} has ended already: killed" in said and "there is no session 'none'" in said
+    assert f"session {session} has already ended: killed" in said and "there is no session 'none'" in said
     assert "killed: ostler: the session was ended by user:" in ostler(
         node.folder, "sessions", "--state", "ended", "--pool", "seen"
     )
@@ -407,7 +407,7 @@ def test_sessions_of_other_nodes_are_listed_and_ended_through_the_registry(sqlit
     )
     pools.elsewhere.clear()
     status, answer = scene.ask("DELETE", "/api/v1/sessions/far-live")
-    assert (status, "is of node far@1" in answer["error"]["message"]) == (409, True)
+    assert (status, "belongs to node far@1" in answer["error"]["message"]) == (409, True)
     assert "watch it there" in scene.ask("GET", "/api/v1/sessions/far-live/view")[1]["error"]["message"]
 
 

@@ -31,7 +31,7 @@ class _Jobs(click.Group):
 
 @click.group(cls=_Jobs)
 def artifacts() -> None:
-    """What jobs have published: `ostler artifacts JOB` lists it, `ostler artifacts get KEY` reads a file."""
+    """List the files that a job has published (`ostler artifacts JOB`), or read one (`ostler artifacts get KEY`)."""
 
 
 @artifacts.command(name="list")
@@ -39,7 +39,7 @@ def artifacts() -> None:
 @where
 @as_json
 def listing(known: Settings, job: int, json_: bool) -> None:
-    """List what JOB has published, also in runs that failed."""
+    """List the files that JOB has published, including those of failed runs."""
     place = results.connect(known.results, known.data_dir)
     with client.open_store(known) as opened:
         opened.jobs.find(job)
@@ -57,7 +57,7 @@ def listing(known: Settings, job: int, json_: bool) -> None:
     show.table(columns, lines, f"job {job} has published nothing")
     for row in rows:
         if row["replaced_by"] is not None:
-            print(f"{row['key']}: job {row['replaced_by']} has published under this key since")
+            print(f"{row['key']}: replaced by job {row['replaced_by']}")
 
 
 @artifacts.command()
@@ -65,7 +65,7 @@ def listing(known: Settings, job: int, json_: bool) -> None:
 @click.option("-o", "--output", default="", metavar="FILE", help="A file, a directory, or - for standard output.")
 @where
 def get(known: Settings, key: str, output: str) -> None:
-    """Read the artifact KEY into a file (default: its own name in this directory). Works with or without a running node."""
+    """Save the artifact KEY to a file (default: its own name, in this directory). Works with or without a running node."""
     with client.open_store(known) as opened:
         found = Reader(known, lambda work: work(opened)).artifact(key)
         if output == "-":
@@ -74,7 +74,7 @@ def get(known: Settings, key: str, output: str) -> None:
             return
         target = Path(output or key.rpartition("/")[2])
         if not output and target.exists():
-            raise BadArguments(f"{target} is there already; name another file with -o, or the same to replace it")
+            raise BadArguments(f"{target} already exists; name another file with -o, or this one to replace it")
         if not target.is_dir() and not target.absolute().parent.is_dir():
-            raise BadArguments(f"there is no directory {target.parent}; make it first")
+            raise BadArguments(f"there is no directory {target.parent}; create it first")
         print(f"{found.save(target)}: {found.size:,} bytes")

@@ -29,7 +29,9 @@ _ENDED = ("done", "failed", "cancelled")
 def _job_options(function: Any) -> Any:
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        function = click.option(flag, name, type=option.kind, help=f"{option.doc}: {option.wanted}.")(function)
+        function = click.option(
+            flag, name, type=option.kind, help=f"{option.doc[0].upper()}{option.doc[1:]} ({option.wanted})."
+        )(function)
     return function
 
 
@@ -38,7 +40,7 @@ def _job_options(function: Any) -> Any:
 @click.argument("args", nargs=-1, metavar="[KEY=VALUE]…")
 @click.option("--args", "args_json", metavar="JSON", help="All arguments as one JSON object.")
 @_job_options
-@click.option("--watch", is_flag=True, help="Wait for the end and show the progress.")
+@click.option("--watch", is_flag=True, help="Wait until the job has ended, with a progress bar.")
 @where
 @as_json
 def enqueue(
@@ -50,19 +52,19 @@ def enqueue(
     json_: bool,
     **options: Any,
 ) -> None:
-    """Store a job for TASK. Works with or without a running node.
+    """Enqueue a job. Works with or without a running node.
 
-    A VALUE is taken as JSON where it is some, and as text otherwise; for a parameter declared `str` always as text.
+    A VALUE that is valid JSON is parsed, anything else is text. For a parameter declared as `str` it is always text.
     """
     with client.writable_store(known) as opened:
         tasks = opened.jobs.tasks()
         values, given = _object(args_json), pairs(args, tasks.get(task, {}).get("parameters", []))
         if twice := values.keys() & given.keys():
-            raise BadArguments(f"{min(twice)!r} is given twice, in --args and as key=value")
+            raise BadArguments(f"{min(twice)!r} is given twice: in --args and as key=value")
         values |= given
         job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
         if not (new or json_):
-            print(f"job {job} already holds this unique key; nothing new was stored")
+            print(f"job {job} already has this unique key; no new job was stored")
         if watch:
             raise SystemExit(_watch(known, job))
         if json_:
@@ -90,7 +92,7 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
     for pair in given:
         key, equals, text = pair.partition("=")
         if not equals or not key:
-            raise BadArguments(f"{pair!r} is not an argument; write key=value")
+            raise BadArguments(f"{pair!r} is not of the form key=value")
         try:
             values[key] = text if types.get(key) == "str" else json.loads(text)
         except ValueError:
@@ -104,10 +106,11 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
 @click.option("--queue", help="Only jobs of this queue.")
 @click.option("--task", help="Only jobs of this task.")
 @click.option("--code", help="Only jobs whose error has this code.")
+@click.option("--batch", type=int, help="Only jobs of this batch.")
 @click.option("--limit", type=click.IntRange(1, 1000), default=20, show_default=True)
-@click.option("--cursor", type=int, help="Go on below this id.")
+@click.option("--cursor", type=int, help="Continue below this id.")
 @click.option("--watch", is_flag=True, help="Follow the job to its end, with a progress bar.")
-@click.option("--events", is_flag=True, help="The whole timeline of JOB, and nothing else.")
+@click.option("--events", is_flag=True, help="Print only the timeline of JOB, all of it.")
 @where
 @as_json
 def jobs(
@@ -117,13 +120,14 @@ def jobs(
     queue: str | None,
     task: str | None,
     code: str | None,
+    batch: int | None,
     limit: int,
     cursor: int | None,
     watch: bool,
     events: bool,
     json_: bool,
 ) -> None:
-    """List jobs, newest first; or show JOB with its timeline."""
+    """List jobs, newest first, or show JOB with its timeline."""
     if job is None and watch:
         raise BadArguments("--watch follows one job: ostler jobs ID --watch")
     if job is None and events:
@@ -138,7 +142,8 @@ def jobs(
             found = {**opened.jobs.get(job), "waiting_for": _waiting(known, opened, job)}
             show.as_json(found) if json_ else _detail(found)
             return
-        page, following = opened.jobs.list(status=status, queue=queue, task=task, code=code, limit=limit, cursor=cursor)
+        filters = {"status": status, "queue": queue, "task": task, "code": code}
+        page, following = opened.jobs.list(**filters, batch=batch, limit=limit, cursor=cursor)
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
@@ -248,7 +253,7 @@ def _watch(known: Settings, job: int) -> int:
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
         if found["status"] not in _ENDED and node_url(known) is None:
-            print(f"no node is running on {known.data_dir}; job {job} waits until one is started with 'ostler up'")
+            print(f"no node is running in {known.data_dir}; job {job} waits until you start one with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
             while True:
@@ -283,7 +288,7 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
     given = {k: v for k, v in filters.items() if v is not None}
     if bool(jobs) == bool(given):
         known = ", ".join(f"--{name}" for name in filters)
-        raise BadArguments(f"name jobs by id, or all that fit a filter ({known}), and not both")
+        raise BadArguments(f"give job ids or a filter ({known}), not both")
     return given
 
 
@@ -292,7 +297,7 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 @_filter
 @where
 def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
-    """Cancel JOBS, or all that fit a filter: queued ones at once, running ones by asking, then by signals."""
+    """Cancel jobs by id, or all that match a filter. Running jobs are asked to stop, then killed."""
     given = _chosen(jobs, filters)
     cancel_ = _cancel_by_node if node_url(known) else _cancel_in_store
     found = False
@@ -300,7 +305,7 @@ def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
         found = True
         print(f"job {job} is {'running and was asked to stop' if running else 'cancelled'}")
     if not found:
-        print("no queued or running job fits")
+        print("no queued or running job matches")
 
 
 def _cancel_by_node(known: Settings, jobs: tuple[int, ...], given: dict[str, Any]) -> Iterator[tuple[int, bool]]:
@@ -331,12 +336,14 @@ def _cancel_in_store(known: Settings, jobs: tuple[int, ...], given: dict[str, An
 @click.command()
 @click.argument("jobs", type=int, nargs=-1)
 @click.option(
-    "--status", type=click.Choice(["failed", "cancelled", "done"]), help="With a filter: which ones (default: failed)."
+    "--status",
+    type=click.Choice(["failed", "cancelled", "done"]),
+    help="With a filter: only jobs with this status (default: failed).",
 )
 @_filter
 @where
 def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters: Any) -> None:
-    """Put ended JOBS, or all failed ones that fit a filter, back into their queues with a fresh budget."""
+    """Run ended jobs again, by id or all failed ones that match a filter, with all their attempts."""
     given = _chosen(jobs, {**filters, "status": status})
     given.pop("status", None)
     with client.writable_store(known) as opened:
@@ -349,4 +356,4 @@ def retry(known: Settings, jobs: tuple[int, ...], status: str | None, **filters:
         for job, queue in found.items():
             print(f"job {job} is queued in {queue} again")
         if not found:
-            print(f"no {status or 'failed'} job fits")
+            print(f"no {status or 'failed'} job matches")

@@ -44,7 +44,10 @@ def logs(known: Settings, worker: str | None, job: int | None, follow: bool, lin
 
 def _print_file(known: Settings, subject: str, lines: int, raw: bool, *, follow: bool, job: int | None) -> None:
     reader = Reader(remote.path_of(known.data_dir, subject))
-    _print(reader.start(lines), raw)
+    found = reader.start(lines)
+    _print(found, raw)
+    if not found and job is not None and not follow:
+        _say(f"job {job} has printed nothing; ostler jobs {job} shows its timeline and its errors")
     if reader.older:
         _say(f"these are the last {lines} lines; -n NUMBER shows more")
     if follow:

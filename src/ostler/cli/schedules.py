@@ -16,7 +16,7 @@ from ostler.store import now_ms
 @as_json
 @click.pass_context
 def schedules(context: click.Context, /, known: Settings, json_: bool) -> None:
-    """List schedules with their last and next time; run, pause or resume one."""
+    """List schedules with their last and next run; run, pause or resume one."""
     if context.invoked_subcommand is not None:
         return
     with client.open_store(known) as opened:
@@ -43,11 +43,11 @@ def schedules(context: click.Context, /, known: Settings, json_: bool) -> None:
 @click.argument("name")
 @where
 def run(known: Settings, name: str) -> None:
-    """Store the job of schedule NAME now. Its next time stays as it is; a paused schedule can be run, too."""
+    """Enqueue the job of schedule NAME now. The schedule itself does not change; it may be paused."""
     with client.writable_store(known) as opened:
         job, new = opened.jobs.schedules.run(name, now_ms())
     print(
-        f"job {job} is stored" if new else f"job {job} has the same unique key and has not ended: no other was stored"
+        f"enqueued job {job}" if new else f"job {job} has the same unique key and has not ended; no new job was stored"
     )
 
 
@@ -55,7 +55,7 @@ def run(known: Settings, name: str) -> None:
 @click.argument("name")
 @where
 def pause(known: Settings, name: str) -> None:
-    """Store no jobs of schedule NAME until it is resumed."""
+    """Pause schedule NAME until it is resumed."""
     _set(known, name, paused=True)
 
 
@@ -63,7 +63,7 @@ def pause(known: Settings, name: str) -> None:
 @click.argument("name")
 @where
 def resume(known: Settings, name: str) -> None:
-    """Store jobs of schedule NAME again, from its next time on. Times that were missed stay missed."""
+    """Resume schedule NAME. Runs that were missed meanwhile are not made up for."""
     _set(known, name, paused=False)
 
 
@@ -73,4 +73,4 @@ def _set(known: Settings, name: str, *, paused: bool) -> None:
     if paused:
         print(f"schedule {name} is paused; resume it with: ostler schedules resume {name}")
     else:
-        print(f"schedule {name} runs next at {show.moment(found['next_at'], found['zone'])}")
+        print(f"schedule {name} next runs at {show.moment(found['next_at'], found['zone'])}")

@@ -34,7 +34,7 @@ _PAGE = 200  # artifacts that are read from the store at once
 
 @dataclass(frozen=True)
 class Artifact:
-    """A file that a job has published. What it says of itself is fixed; its bytes are read when they are asked for."""
+    """A file that a job has published. Its contents are read only when you ask for them."""
 
     key: str
     size: int
@@ -52,11 +52,11 @@ class Artifact:
         return self._reader.open(self.key, self.sha256)
 
     def read_bytes(self) -> bytes:
-        """All of it, in memory; its checksum is checked."""
+        """Read the whole file into memory, and verify its checksum."""
         return b"".join(self._checked())
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it to a file, or into a directory under its own name; the file's path. The file appears whole and checked, or not at all."""
+        """Write it to a file, or into a directory under its own name, and return the path. The file appears complete and verified, or not at all."""
         target = Path(path)
         if target.is_dir():
             target /= self.key.rpartition("/")[2]
@@ -77,9 +77,7 @@ class Artifact:
                 digest.update(piece)
                 yield piece
         if digest.hexdigest() != self.sha256:
-            raise OstlerError(
-                f"artifact {self.key}: what was read does not fit its checksum; it broke off or was damaged"
-            )
+            raise OstlerError(f"artifact {self.key}: the data does not match its checksum; it is incomplete or damaged")
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ def nearest(found: Published | None, row: ArtifactRow | None, home: str) -> Publ
 def missing(key: str, row: ArtifactRow | None) -> NotFound:
     if row is not None:
         return NotFound(
-            f"artifact {key} of job {row.job} is gone: its file was deleted; `ostler retry {row.job}` makes it again"
+            f"artifact {key} of job {row.job} is gone: its file was deleted; `ostler retry {row.job}` runs the job again"
         )
     return NotFound(
         f"no artifact is published under {key!r}; `ostler artifacts JOB` lists what a job has published. "
@@ -253,7 +251,7 @@ def whose(store: Store, row: ArtifactRow) -> Owner:
         if node["home"] == row.home:
             return Owner(node, store.meta.get(SECRET) or "")
     raise Unreachable(
-        f"artifact {row.key} of job {row.job} is in the data directory of a node that does not run now; start it again, or set "
+        f"artifact {row.key} of job {row.job} is in the data directory of a node that is not running; start it, or set "
         "results to a place that all nodes share"
     )
 

@@ -180,7 +180,7 @@ class Awaiting:
         """
         if _on_a_loop() and is_node(self.producer.settings) and self.look(job)["status"] not in _ENDED:
             raise BadArguments(
-                f"job {job} has not ended, and waiting for it here would stop the node: use await ….result_async() in a route that is "
+                f"job {job} has not ended, and waiting for it here would block the node: use await ….result_async() in a route that is "
                 "an async function"
             )
         return run(self._ended(self._blocking, job, until))
@@ -279,6 +279,6 @@ def _on_a_loop() -> bool:
 
 def _would_hang(own: int, job: int) -> BadArguments:
     return BadArguments(
-        f"job {own} waits for job {job} without a timeout: it would keep its worker busy for as long, and job {job} may need that "
-        "worker. Make them a chain (a.s(…).then(b.s(), into=…)) or a batch with a callback, or give result(timeout=…)"
+        f"job {own} waits for job {job} without a timeout: it would block its worker, and job {job} may need that "
+        "worker. Use a chain (a.s(…).then(b.s(), into=…)) or a batch with a callback, or call result(timeout=…)"
     )

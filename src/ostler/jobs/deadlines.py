@@ -102,7 +102,10 @@ class Deadlines:
             return
         if overran and seat.cancel_by is None:
             log.warning(
-                "job %d ran longer than its %g s: %s is killed", seat.jobs[0].id, timeout, seat.worker.component
+                "job %d ran longer than its timeout of %g s: killing %s",
+                seat.jobs[0].id,
+                timeout,
+                seat.worker.component,
             )
             shows = seat.worker.process is not None and seat.worker.process.show_stack()
             seat.timed_out, seat.kill_by = True, now + _STACK if shows else None

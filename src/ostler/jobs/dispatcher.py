@@ -128,7 +128,7 @@ class Dispatcher:
             try:
                 self._outbox.tell(turn, await self._outbox.write(turn, patience=_LAST_TURN))
             except Exception as error:  # noqa: BLE001
-                log.warning("the last results could not be written (%s); the next start runs those jobs again", error)
+                log.warning("the last results could not be written (%s); those jobs run again at the next start", error)
 
     def wake(self) -> None:
         """Have the next turn look for jobs to claim."""
@@ -150,7 +150,7 @@ class Dispatcher:
             try:
                 await self._once()
             except Exception:  # the loop must survive whatever one turn does
-                log.exception("a turn of the dispatcher failed; it goes on")
+                log.exception("a turn of the dispatcher failed; continuing")
                 await asyncio.sleep(1.0)
                 self._bell.set()
 
@@ -169,7 +169,7 @@ class Dispatcher:
             self._outbox.put_back(turn)
             raise
         except Exception:
-            log.exception("the store refused a turn; its items are tried one by one")
+            log.exception("the store refused a turn; trying its items one by one")
             try:
                 await self._outbox.write_one_by_one(turn)
             except NodeLost:

@@ -69,7 +69,7 @@ def run(
         except passing:
             raise
         except BaseException:  # noqa: BLE001
-            what = {"code": "ERROR", "message": "it raised an exception that cannot be shown"}
+            what = {"code": "ERROR", "message": "it raised an exception that cannot be displayed"}
             return ("fail", id_, fence, "transient", what, None)
     finally:
         handle.running = None

@@ -163,7 +163,7 @@ def _check_postgres(connection: Any, library: str, settings: Settings | None = N
     found = _dialect(connection, library)
     if settings is not None and not database.is_postgres(settings.store):
         raise BadArguments(
-            f"the store is an SQLite file, which async connections are not supported for, found {_name(connection)}; nothing was stored"
+            f"the store is a SQLite file, for which async connections are not supported, found {_name(connection)}; nothing was stored"
         )
     if found != "postgresql":
         raise BadArguments(
@@ -291,7 +291,7 @@ def _as_ours(error: Exception, address: database.Address) -> Exception:
             )
         case "42501":
             return NoAccess(
-                f"the connection's role may not store jobs ({said}), and nothing was stored. Let it: "
+                f"the connection's role has no permission to enqueue ({said}), and nothing was stored. Run: "
                 f"GRANT USAGE ON SCHEMA {address.schema} TO …; GRANT EXECUTE ON FUNCTION {address.schema}.put TO …"
             )
         case _:

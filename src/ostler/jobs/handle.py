@@ -1,4 +1,4 @@
-"""The job handle: what a running job knows of itself and can say. Standard library alone."""
+"""The job handle, which a running job uses to report and to publish. Standard library only."""
 
 from __future__ import annotations
 
@@ -33,21 +33,21 @@ _making = threading.Lock()  # threads of a job that ask for its scratch at once
 
 
 class Job:
-    """The first argument of every job function."""
+    """The job handle: the first argument of every job function."""
 
     def __init__(self, id: int, task: str, attempt: int, crashes: int, fence: int, say: Callable[..., None]) -> None:  # noqa: A002
         self.id = id
         self.task = task
         self.attempt = attempt
-        """Which of the attempts this run is, from 1. A run that did not count, as after a shutdown, has the same number again."""
+        """The number of this attempt, from 1. A run that did not count, for example because of a shutdown, is repeated with the same number."""
         self.crashes = crashes
-        """How often this job has taken a worker down before."""
+        """How often this job has crashed its worker so far."""
         self.fence = fence
-        """Grows with every claim of this job: a token for conditional writes of your own."""
+        """A number that grows with every run of this job, to guard your own conditional writes."""
         self.cancelled = False
-        """True once somebody asked to cancel it. Look at it between steps, or call `check()`."""
+        """True when the job has been cancelled. Check it between steps, or call `check()`."""
         self.stopping = False
-        """True once the worker was asked to stop: finish soon, or the job goes back to the queue."""
+        """True when the worker is being stopped: finish soon, or the job is requeued."""
         self._claim = (id, fence)  # what is reported names the claim, whatever the job does to its handle
         self._say = say
         self._throttle = Throttle()
@@ -56,7 +56,7 @@ class Job:
         self._holds: Callable[[str | None], bool] = lambda _: True
 
     def progress(self, percent: float, stage: str | None = None) -> None:
-        """Report how far it is (0 to 100). Cheap to call often: only real news is stored. Never goes back."""
+        """Report progress (0 to 100), and optionally what the job is doing. Cheap to call often: only real changes are stored. Never goes back."""
         stage = None if stage is None else _clean(stage)
         shown = self._throttle.admit(percent, stage, time.monotonic())
         if shown is not None:
@@ -70,7 +70,7 @@ class Job:
             )
 
     def event(self, name: str, data: Any = None) -> None:
-        """Write a named event with JSON data into the job's timeline. Of a run's own events the first 10,000 are kept."""
+        """Add a named event with JSON data to the job's timeline. The first 10,000 of a run are kept."""
         self._tell(name, data)
 
     def _tell(self, name: str, data: Any, published: Published | None = None) -> None:
@@ -95,7 +95,7 @@ class Job:
 
     @property
     def scratch(self) -> Path:
-        """A private directory for this run, empty at first. Deleted on success, kept on failure for a look."""
+        """A private, empty directory for this run. Deleted on success, kept on failure so that you can look into it."""
         with _making:
             if self._scratch is None:
                 from ostler.jobs import scratch  # noqa: PLC0415
@@ -111,21 +111,21 @@ class Job:
         return results.connect(os.environ.get("OSTLER_RESULTS", ""), _data())
 
     def publish(self, path: str | os.PathLike[str], key: str) -> Published:
-        """Publish a file under a key such as f"{job.id}/clip.mp4": whole or not at all, and only while this run owns its job.
+        """Publish a file as an artifact under a key such as f"{job.id}/clip.mp4". Readers see the whole file or nothing.
 
-        Raises LostClaim when another run owns it by now. Writes the event `uploaded`.
+        Raises LostClaim if this run no longer owns the job, because another run does or the job was cancelled. Adds the event `uploaded`.
         """
         from ostler.jobs.results import LostClaim, check_key  # noqa: PLC0415
 
         if not self._holds(check_key(key)):
-            raise LostClaim(f"job {self.id} has another owner by now, or was cancelled; {key} was not published")
+            raise LostClaim(f"job {self.id} is now run by another worker, or was cancelled; {key} was not published")
         origin = os.environ.get("OSTLER_ORIGIN", "")
         published = self.results.put(Path(path), key, self.fence, origin, self.id, lambda: self._holds(None))
         self._tell("uploaded", {"key": key, "size": published.size, "sha256": published.sha256}, published)
         return published
 
     def published(self, key: str, check: Callable[[Path], object] | None = None) -> Published | None:
-        """What an earlier run has published under the key, if it is valid: right checksum, and `check(path)` does not raise.
+        """The artifact that an earlier run published under the key, or None. It is valid: its checksum matches, and `check(path)` did not raise.
 
         A run that finds one can return at once instead of doing the work again.
         """
@@ -134,7 +134,7 @@ class Job:
         return results.valid(self.results, key, self.scratch, check, os.environ.get("OSTLER_ORIGIN", ""))
 
     def artifact(self, key: str) -> JobArtifact:
-        """What any job has published under the key: to read, or as a local file (`.path()`). Raises NotFound."""
+        """The artifact that any job has published under the key, to read it or get a local file (`.path()`). Raises NotFound."""
         from ostler import config  # noqa: PLC0415
         from ostler.jobs.artifacts import JobArtifact, Reader, by_store  # noqa: PLC0415
 
@@ -144,7 +144,7 @@ class Job:
         return JobArtifact(key, found.size, found.sha256, found.type, found.at, reader, lambda: self.scratch)
 
     def check(self) -> None:
-        """Raise `Cancelled` when somebody asked to cancel the job."""
+        """Raise `Cancelled` if the job has been cancelled."""
         if self.cancelled:
             raise Cancelled(f"job {self.id} was cancelled")
 

@@ -24,14 +24,14 @@ class Option(NamedTuple):
 
 
 OPTIONS: dict[str, Option] = {
-    "attempts": Option(int, "how many attempts it gets", "a whole number from 1 to 1000", 1, 1000),
-    "timeout": Option(float, "seconds until its worker is killed", "more than 0 seconds", 1e-9, 1e9),
+    "attempts": Option(int, "maximum number of attempts", "a whole number from 1 to 1000", 1, 1000),
+    "timeout": Option(float, "seconds after which its worker is killed", "more than 0 seconds", 1e-9, 1e9),
     "priority": Option(int, "higher runs first", "a whole number from -1000000 to 1000000", -1_000_000, 1_000_000),
     "delay": Option(float, "seconds from now", "a number of seconds from 0", 0, 1e9),
     "run_at": Option(int, "not before this time, in milliseconds UTC", "milliseconds UTC as a whole number", 0, 10**14),
-    "unique_key": Option(str, "one job of this task for each key, while it is live", "text of 1 to 500 bytes", 1, 500),
-    "unique_for": Option(float, "… or for so many seconds", "more than 0 seconds", 1e-3, 1e9),
-    "limit_key": Option(str, "of jobs with the same key, limit_max run at once", "text of 1 to 500 bytes", 1, 500),
+    "unique_key": Option(str, "at most one unfinished job of this task has this key", "text of 1 to 500 bytes", 1, 500),
+    "unique_for": Option(float, "how long the unique key is held, in seconds", "more than 0 seconds", 1e-3, 1e9),
+    "limit_key": Option(str, "at most limit_max jobs with this key run at once", "text of 1 to 500 bytes", 1, 500),
     "limit_max": Option(
         int, "how many jobs with the same limit_key run at once", "a whole number from 1", 1, 1_000_000
     ),
@@ -39,28 +39,28 @@ OPTIONS: dict[str, Option] = {
 
 
 class JobOptions(TypedDict, total=False):
-    """What `task.options(…)` takes; None is not given. Times are seconds, or a timedelta."""
+    """The options of `task.options(…)`; None means not given. Times are seconds or a timedelta."""
 
     attempts: int | None
-    """Runs in all."""
+    """The maximum number of attempts."""
     timeout: float | timedelta | None
-    """Until its worker is killed."""
+    """How long an attempt may take before its worker is killed."""
     priority: int | None
     """Higher runs first."""
     delay: float | timedelta | None
-    """From now."""
+    """How long to wait before it may run."""
     run_at: datetime | int | None
     """Not before this time: a datetime with a time zone, or milliseconds UTC."""
     unique_key: str | None
-    """One job of this task for each key, while it is live."""
+    """At most one unfinished job of this task has this key."""
     unique_for: float | timedelta | None
-    """… or for so long."""
+    """Hold the unique key for this long, instead of until the job has ended."""
     limit_key: str | None
-    """Of jobs with the same key, limit_max run at once."""
+    """At most limit_max jobs with this key run at once."""
     limit_max: int | None
     """How many jobs with the same limit_key run at once."""
     connection: Any
-    """A database connection, in whose transaction the job is stored."""
+    """A database connection; the job is stored in its transaction."""
 
 
 def plain(whose: str, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -75,7 +75,7 @@ def _plain(whose: str, name: str, value: Any) -> Any:
         return value
     if value.utcoffset() is None:
         raise BadArguments(
-            f"{whose}: run_at {value.isoformat()} has no time zone, so it could be any of 24 hours; "
+            f"{whose}: run_at {value.isoformat()} has no time zone; "
             "write datetime.now(timezone.utc) + …, or value.astimezone() for the time zone of this machine"
         )
     return round(value.timestamp() * 1000)

@@ -1,4 +1,4 @@
-"""What a handler can raise to say how its run ended. Standard library alone; `verdict` decides what follows.
+"""The exceptions that a job can raise to say how its run ended. Standard library only; `verdict` decides what follows.
 
 Returning is success. `Fail` is permanent, `Retry` asks for another run, `Snooze` for a later one that costs no attempt,
 `Cancel` ends the job as cancelled; any other exception is transient.
@@ -25,7 +25,7 @@ def is_wait(after: Any) -> bool:
 
 
 class Fail(OstlerError):
-    """Raise it in a job: it fails for good, with this code, and no further run."""
+    """Raise it in a job to fail for good with this code, without a retry."""
 
     def __init__(self, code: str, message: str = "") -> None:
         super().__init__(message or code)
@@ -33,7 +33,7 @@ class Fail(OstlerError):
 
 
 class Retry(OstlerError):
-    """Raise it in a job: run again `after` seconds or a timedelta (default: the usual backoff), while attempts are left."""
+    """Raise it in a job to be retried, `after` seconds or a timedelta (default: the usual backoff), as long as attempts are left."""
 
     def __init__(self, message: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(message or "the job asked for another run")
@@ -44,7 +44,7 @@ class Retry(OstlerError):
 
 
 class Snooze(OstlerError):
-    """Raise it in a job: not now, again after so many seconds or a timedelta. Costs no attempt."""
+    """Raise it in a job to run again later, after seconds or a timedelta, without using up an attempt."""
 
     def __init__(self, after: float | timedelta, message: str = "") -> None:
         super().__init__(message or "the job asked to be run later")
@@ -55,7 +55,7 @@ class Snooze(OstlerError):
 
 
 class Cancel(OstlerError):
-    """Raise it in a job: it is not wanted any more; ends as cancelled, with this message."""
+    """Raise it in a job to end it as cancelled, with this message."""
 
     code = "CANCELLED"
 
@@ -64,6 +64,6 @@ class Cancel(OstlerError):
 
 
 class Cancelled(OstlerError):
-    """Raised by `job.check()` when somebody cancelled the job; let it pass."""
+    """Raised by `job.check()` if the job has been cancelled. Do not catch it, or raise it again."""
 
     code = "CANCELLED"

@@ -179,7 +179,7 @@ def unserved(task: str, count: int) -> str:
     """The complaint about a task that nobody declares."""
     jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
     return (
-        f"{jobs} for task {task!r}, which no running node declares; deploy an app that has it, or cancel them with: "
+        f"{jobs} for task {task!r}, which no running node declares; restart the node if the task is new, deploy an app that has it, or cancel them with: "
         f"ostler cancel --task {task}"
     )
 

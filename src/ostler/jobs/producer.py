@@ -82,7 +82,7 @@ def _check_waiting(task: str, policy: Mapping[str, Any], waiting: str | None) ->
     unique = policy.get("unique")
     if waiting and (waiting == policy.get("per") or unique is True or (unique and waiting in unique)):
         raise BadArguments(
-            f"task {task!r}: {waiting!r} takes the result of the step before it, so it cannot be part of its unique key or limit"
+            f"task {task!r}: {waiting!r} receives the result of the previous step, so it cannot be part of the unique key or limit"
         )
 
 
@@ -100,14 +100,14 @@ def _policy(
         digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()[:32]
         key = f"{task}:{digest}"
     if seconds is not None and key is None:
-        raise BadArguments(f"task {task!r}: unique_for goes with a unique key, found none; add unique_key=…")
+        raise BadArguments(f"task {task!r}: unique_for needs a unique key; add unique_key=…")
     limit_key, most = options.get("limit_key"), options.get("limit_max", policy.get("at_once"))
     if limit_key is None and most is not None:
         per = policy.get("per")
         text = json.dumps(args.get(per)) if per else ""
         limit_key = f"{task}:{text if len(text) <= 400 else hashlib.sha256(text.encode()).hexdigest()}" if per else task
     if limit_key is not None and most is None:
-        raise BadArguments(f"task {task!r}: limit_key goes with a limit_max, a whole number from 1, found none")
+        raise BadArguments(f"task {task!r}: limit_key needs limit_max, a whole number from 1")
     backoff = policy.get("backoff")
     return {
         "backoff": json.dumps(backoff) if backoff else None,
@@ -156,7 +156,7 @@ class Producer:
             if not folder.exists():
                 private.prepare(folder, self.settings.group)
             log.warning(
-                "a new store is made in %s: no node has used it yet. If that is not the one you mean, set OSTLER_DATA",
+                "created a new store in %s, which no node has used yet. If you meant another one, set OSTLER_DATA",
                 folder,
             )
         return Store.open(url, data, busy_timeout=self.settings.store_patience)

@@ -150,7 +150,7 @@ class Runner:
             if self.terminated:
                 raise Terminated  # the job has swallowed it
             if tired:
-                log.warning("job %d changed its worker for good: %s; a fresh worker takes over", job, tired)
+                log.warning("job %d changed its worker permanently (%s); it is replaced", job, tired)
                 self.channel.send("tired", tired)  # the node recycles this worker: it runs nothing more
 
     def _label(self, job: int) -> None:

@@ -20,7 +20,7 @@ def check(spec: str, zone: str) -> None:
         next(CronSim(spec, datetime.now(UTC)))
     except (CronSimError, StopIteration) as error:
         raise ConfigError(
-            f"{spec!r} is not a cron expression ({error or 'it never fires'}); five fields, such as */5 * * * *"
+            f"{spec!r} is not a cron expression ({error or 'it never fires'}); use five fields, such as */5 * * * *, or six with seconds first"
         ) from error
 
 

@@ -175,7 +175,7 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
         takes = ", ".join(
             "**" if n == "**" else f"{n}: {words(p['type'])}{'' if p['required'] else ' = …'}" for n, p in known.items()
         )
-        raise BadArguments(f"the arguments do not fit task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
+        raise BadArguments(f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
 
 
 def check_depth(text: str) -> None:
@@ -201,7 +201,7 @@ def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
         raise BadArguments(f"the arguments of task {task!r} cannot be written as JSON: {error}") from error
     if len(text) > limit:
         raise PayloadTooLarge(
-            f"the arguments of task {task!r} are {len(text)} bytes as JSON, more than max_payload ({limit}); pass a path or key instead"
+            f"the arguments of task {task!r} are {len(text)} bytes as JSON, more than max_payload ({limit}); put the data into a file and pass its path"
         )
     return text
 

@@ -76,7 +76,7 @@ class Upkeep:
         patience = self._settings.store_patience
         jobs, wait = await self._intake.call(partial(_fire, node=self._node()), patience=patience)
         if jobs:
-            log.info("schedules have stored jobs %s", ", ".join(map(str, jobs)))
+            log.info("schedules enqueued jobs %s", ", ".join(map(str, jobs)))
             self._fired()
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 
@@ -111,7 +111,7 @@ class Upkeep:
             except StoreBusy as error:
                 log.warning("upkeep, %s: %s", name, error)
             except Exception:
-                log.exception("upkeep, %s: failed; the rest goes on", name)
+                log.exception("upkeep, %s: failed; continuing with the rest", name)
 
     async def _step(self, work: Callable[[Store], T]) -> T:
         """One short piece of work on the lane, and a pause as long as it took: others write, too."""
@@ -144,7 +144,7 @@ class Upkeep:
             found = await self._step(partial(_purge, done=done, failed=failed, most=self._most))
             deleted, more = deleted + len(found.jobs), found.more
         if deleted:
-            log.info("%d old jobs were deleted", deleted)
+            log.info("deleted %d old jobs", deleted)
 
     async def _files(self) -> None:
         """What deleted jobs printed and published. What cannot be deleted now is tried again in the next round."""
@@ -232,7 +232,7 @@ class Upkeep:
         self._parts_due = time.monotonic() + _PARTS_EVERY
         place = results.connect(self._settings.results, self._settings.data_dir)
         if found := await asyncio.to_thread(place.sweep):
-            log.info("%d unfinished artifacts of killed runs were deleted", found)
+            log.info("deleted %d unfinished artifacts of killed runs", found)
 
     async def _scratch(self) -> None:
         settings, root = self._settings, self._settings.data_dir / "scratch"
@@ -241,7 +241,7 @@ class Upkeep:
         limits: dict[str, Any] = {"max_age": settings.scratch_max_age, "max_bytes": int(settings.scratch_max_mb * 1e6)}
         folders, freed = await asyncio.to_thread(scratch.sweep, root, live=live, **limits)
         if folders:
-            log.info("scratch of %d ended jobs was deleted (%.1f MB)", folders, freed / 1e6)
+            log.info("deleted the scratch directories of %d ended jobs (%.1f MB)", folders, freed / 1e6)
 
 
 def _fire(store: Store, node: str) -> tuple[list[int], float]:
@@ -299,5 +299,5 @@ async def _forever(name: str, step: Callable[[], Awaitable[None]]) -> None:
         try:
             await step()
         except Exception:
-            log.exception("%s failed once and goes on", name)
+            log.exception("%s failed; continuing", name)
             await asyncio.sleep(max(0.0, 5.0 - (time.monotonic() - began)))

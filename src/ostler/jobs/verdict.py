@@ -151,7 +151,7 @@ def crashed(
             **what,
             "code": "TOXIC",
             "cause": what["code"],
-            "message": f"took its worker down {crashes} times; last: {what['message']}",
+            "message": f"crashed its worker {crashes} times; last: {what['message']}",
         }
         return ran.finish("failed", "failed", crash=1, error=json.dumps(last), data=_data(ran, last), failure=kept)
     later = {"run_at": ran.ended + int(policy.crash_delay * 1000), "last": 1} if crashes > 1 else {}

@@ -46,15 +46,18 @@ def reason(f: Facts) -> dict[str, Any]:
     if not f.nodes:
         return _because("no_node", "no node is running; start one with 'ostler up'")
     if f.task is not None:
-        text = f"no running node declares task {f.task!r}; deploy an app that has it, or cancel the job"
+        text = (
+            f"no running node declares task {f.task!r}. A node runs the code that it was started with: restart it if the task is new. "
+            "Otherwise deploy an app that has it, or cancel the job"
+        )
         return _because("no_task", text)
     if not f.workers:
         text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
         return _because("no_worker", text)
     if f.paused_all:
-        return _because("paused", "all pools are paused; to go on: ostler resume")
+        return _because("paused", "all pools are paused; to resume: ostler resume")
     if f.paused:
-        return _because("paused", f"pool {f.queue} is paused; to go on: ostler resume {f.queue}")
+        return _because("paused", f"pool {f.queue} is paused; to resume: ostler resume {f.queue}")
     if able := f.workers.get("healthy", 0):
         return _in_line(f, able)
     if f.workers.get("starting") or f.workers.get("crashed"):
@@ -63,7 +66,7 @@ def reason(f: Facts) -> dict[str, Any]:
         return _because("memory", f"pool {f.queue} has no running worker; the next one {f.memory}")
     if f.workers.get("failed"):
         return _because(
-            "failed", f"the workers of pool {f.queue} are failed; see their logs, then: ostler restart {f.queue}"
+            "failed", f"the workers of pool {f.queue} have failed; check their logs, then run: ostler restart {f.queue}"
         )
     return _because("stopped", f"the workers of pool {f.queue} are stopped; to start them: ostler resume {f.queue}")
 
@@ -86,7 +89,7 @@ def _in_line(f: Facts, able: int) -> dict[str, Any]:
         return _because("next", f"it is next: one of {able} workers takes it as soon as it is free", ahead=0)
     count = f"more than {_MOST}" if f.ahead > _MOST else str(f.ahead)
     jobs = "job is" if f.ahead == 1 else "jobs are"
-    return _because("line", f"{count} {jobs} before it", ahead=f.ahead)
+    return _because("line", f"{count} {jobs} ahead of it", ahead=f.ahead)
 
 
 def _because(code: str, text: str, **more: Any) -> dict[str, Any]:
@@ -129,7 +132,7 @@ def explain(
             paused_all=not enabled,
             workers=workers,
             run_at=found["run_at"] if found["later"] == 1 else None,
-            task=found["task"] if found["later"] == 2 else None,
+            task=None if alive & store.nodes.declaring(found["task"]) else found["task"],
             held=(held or {}).get(queue),
             running=found["running_queue"],
             at_once=limit.at_once,

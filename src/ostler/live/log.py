@@ -118,7 +118,9 @@ def tell(event: Event) -> None:
         case WorkerMoved(status="crashed"):
             _crashed(event)
         case WorkerMoved(component, _, "failed", "failed", reason=reason):
-            log.error("%s is %s: it is not started. See its log, then: ostler restart %s", component, reason, component)
+            log.error(
+                "%s is %s and is not started. Check its log, then run: ostler restart %s", component, reason, component
+            )
         case WorkerMoved(component, _, _, "failed", reason=reason):
             log.error("%s has failed: %s. Check its log, then run: ostler restart %s", component, reason, component)
         case WorkerMoved(component, generation, before, status, pid=pid, reason=reason):
@@ -134,7 +136,7 @@ def tell(event: Event) -> None:
             log.info("%s", incidents.killed(event, 1))
         case PoolPaused(pool, True, still=True):
             log.warning(
-                "%s still paused, as before; to go on: ostler resume%s",
+                "%s still paused; to resume: ostler resume%s",
                 f"{pool} is" if pool else "all pools are",
                 f" {pool}" if pool else "",
             )

@@ -236,7 +236,7 @@ class Watch:
             try:
                 await self._look()
             except Exception:  # the loop must survive one bad look
-                log.exception("the live state could not be read once; it goes on")
+                log.exception("the live state could not be read; trying again")
                 await asyncio.sleep(_SLOWEST)
             cost = time.perf_counter() - began
             await asyncio.sleep(0)  # the clients send now; what that cost is in `spent` after the rest

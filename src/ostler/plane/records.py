@@ -188,7 +188,9 @@ class Records:
         if request.method == "DELETE":
             found = self.cancel(name)
             if not found:
-                return Refuse(404, "NOT_FOUND", f"no call {name[:128]!r} is under way; it has ended, or never was here")
+                return Refuse(
+                    404, "NOT_FOUND", f"no call {name[:128]!r} is in progress; it has ended, or was never here"
+                )
             return Reply(202, _JSON, json.dumps({"ok": True, "action": "cancel", "calls": found}).encode())
         return None
 

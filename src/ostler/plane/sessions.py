@@ -344,6 +344,8 @@ class Sessions:
         if self._reporting is not None:
             self._reporting.cancel()
             self._reporting = None
+        if not self.slots.groups:  # the app has no sessions
+            return
         now = self.time()
         groups = {name: group for name, group in self.slots.groups.items() if group.counts or len(group.line)}
         lines = {

@@ -170,12 +170,19 @@ class Nodes:
         self._db.run("tasks_gone")
         self._db.run("schedules_gone", before=self._db.now() - _AWAY_MS)
 
+    def declaring(self, task: str) -> set[str]:
+        """The nodes that declare a task; some of them may have ended."""
+        return {row["node"] for row in self._db.run("declares", name=task)}
+
     def park(self) -> int:
         """Take a part of the jobs whose task is gone out of the line, and put those back whose task is there again; how many moved.
 
-        They stay queued: nothing is lost while no node can run them.
+        They stay queued: nothing is lost while no node can run them. Tasks that no node has declared yet count as gone.
         """
         with self._db.transaction():
+            for queue in self._db.run("task_queues"):
+                for row in self._db.run("strangers", queue=queue["queue"]):
+                    self._db.run("stranger_put", name=row["task"], queue=queue["queue"], now=self._db.now())
             rows = self._db.run("unpark")
             for task in self._db.run("gone_tasks"):
                 rows += self._db.run("park", queue=task["queue"], task=task["name"])

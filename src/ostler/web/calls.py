@@ -23,7 +23,7 @@ _CALL_BODY = {
     "type": "object",
     "title": "CallRequest",
     "properties": {
-        "model": {"type": "string", "description": "may be left out where the task has one"},
+        "model": {"type": "string", "description": "optional if the task has only one model"},
         "payload": {"description": "what the model is given"},
     },
 }
@@ -39,11 +39,11 @@ _CALL: dict[str, Any] = {
     "parameters": [
         {"name": name, "in": place, "required": False, "description": text, "schema": {"type": "string"}}
         for name, place, text in (
-            ("model", "query", "the model, where the body does not name it"),
-            ("x-ostler-timeout", "header", 'seconds, or a text such as "5m"'),
-            ("x-ostler-keep-alive", "header", "how long the model stays loaded after the call, likewise"),
+            ("model", "query", "the model, if the body does not name it"),
+            ("x-ostler-timeout", "header", 'seconds, or text such as "5m"'),
+            ("x-ostler-keep-alive", "header", "how long the model stays loaded after the call, in the same form"),
             ("x-ostler-priority", "header", "a whole number; higher ones come first"),
-            ("x-request-id", "header", "the id of the call; made up where it is left out"),
+            ("x-request-id", "header", "the id of the call; generated if left out"),
         )
     ],
 }
@@ -80,9 +80,7 @@ class CallView(BaseModel):
 class CallPage(BaseModel):
     calls: list[CallView]
     next: str | None = Field(description="`before` of the next page; null: this is the end")
-    left_out: dict[str, int] = Field(
-        description="calls since the start of this node that are counted and not in the log"
-    )
+    left_out: dict[str, int] = Field(description="calls since the node started that are counted but not in the log")
 
 
 class RunningCall(BaseModel):
@@ -153,7 +151,7 @@ class MemoryList(BaseModel):
     devices: list[MemoryView]
     unreadable: str | None = Field(None, description="why the GPUs cannot be read")
     exclusive: bool = False
-    operating: str | None = Field(None, description="in exclusive mode, who loads onto a GPU now")
+    operating: str | None = Field(None, description="with gpu_exclusive, who is loading onto a GPU")
     waiting: list[MemoryWaiting]
 
 
@@ -203,7 +201,7 @@ class CallSeries(BaseModel):
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["calls"])
 
-    @routes.get("/calls", response_model=CallPage, summary="The log of calls, newest first")
+    @routes.get("/calls", response_model=CallPage, summary="Get the log of calls, newest first")
     async def listing(
         task: Annotated[str | None, Query(max_length=200)] = None,
         model: Annotated[str | None, Query(max_length=200)] = None,
@@ -223,14 +221,14 @@ def router(context: Context) -> APIRouter:
         cursor = None if following is None else f"{following[0]}/{following[1]}"
         return JSONResponse({"calls": page, "next": cursor, "left_out": context.calls.left_out})
 
-    @routes.get("/calls/running", response_model=RunningCalls, summary="Calls in line and in workers, of this node")
+    @routes.get("/calls/running", response_model=RunningCalls, summary="List waiting and running calls of this node")
     async def running() -> JSONResponse:
         return JSONResponse({"calls": [], "total": 0})
 
     @routes.delete("/calls/{name}", response_model=Cancelled, status_code=202, summary="Cancel a call")
     async def cancel(name: Annotated[str, Path(description="the call's request id")]) -> JSONResponse:
         """In line or in its worker, on this node. Its caller gets 499 `CANCELLED`. The model sees `cancelled()`."""
-        raise NotFound(f"no call {name[:128]!r} is under way; this node serves no models")
+        raise NotFound(f"no call {name[:128]!r} is in progress; this node serves no models")
 
     @routes.post(
         "/calls/{name}",
@@ -245,14 +243,14 @@ def router(context: Context) -> APIRouter:
         """
         raise NotFound(f"there is no task {name[:80]!r} to call: this node serves no models")
 
-    @routes.get("/memory", response_model=MemoryList, summary="The memory of this node")
+    @routes.get("/memory", response_model=MemoryList, summary="Get the memory of this node")
     async def memory() -> JSONResponse:
         """`host` and `devices` with who holds how much of them, and who waits for some; in MB. `host` is null until it was read."""
         ledger = context.supervisor.ledger
         return JSONResponse({"host": None, "devices": [], "waiting": []} if ledger is None else ledger.snapshot())
 
     @routes.get(
-        "/models/stats", response_model=ModelStats, summary="The models of this node, with what was counted of them"
+        "/models/stats", response_model=ModelStats, summary="Get the models of this node, with their statistics"
     )
     async def model_stats() -> JSONResponse:
         """`models` as in health, with outcomes, loads and evictions since the node started; `tasks` with the ids that they list."""
@@ -263,7 +261,9 @@ def router(context: Context) -> APIRouter:
         return JSONResponse({"models": found, "tasks": context.calls.tasks()})
 
     @routes.get(
-        "/models/series", response_model=CallSeries, summary="Calls of the last ten minutes, in steps of ten seconds"
+        "/models/series",
+        response_model=CallSeries,
+        summary="Get the calls of the last ten minutes, in steps of ten seconds",
     )
     async def model_series(
         task: Annotated[str | None, Query(max_length=200)] = None,

@@ -39,7 +39,7 @@ class NodeList(BaseModel):
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["nodes"])
 
-    @routes.get("/nodes", response_model=NodeList, summary="All nodes of the store")
+    @routes.get("/nodes", response_model=NodeList, summary="List all nodes of the store")
     async def listing() -> JSONResponse:
         """Those that live, and those that died and have not come back."""
         found = await read(context)
@@ -56,7 +56,7 @@ def router(context: Context) -> APIRouter:
         """For other nodes: a log of this one. It asks nobody else, so no request is passed on twice."""
         own = context.supervisor.member.id
         if node != own:
-            raise Conflict(f"this is node {own}, and not {node}")
+            raise Conflict(f"this is node {own}, not {node}")
         path = remote.path_of(context.settings.data_dir, subject)
         return JSONResponse((await asyncio.to_thread(remote.read, path, lines, last))._asdict())
 
@@ -85,7 +85,7 @@ async def order(context: Context, name: str, verb: str) -> JSONResponse:
     wish = await context.writer.call(lambda store: store.nodes.wish(node, verb, component), patience=patience)
     answer = await _answer(context, wish)
     if answer is None:
-        words = f"asked; node {worker['node']} has not answered yet"
+        words = f"requested; node {worker['node']} has not answered yet"
         return accepted(verb, 202, component=worker["name"], status=worker["status"], message=words)
     if error := answer.get("error"):
         return failure(error["status"], error["code"], error["message"])
@@ -139,7 +139,7 @@ async def again(context: Context, node: Mapping[str, Any]) -> Mapping[str, Any]:
 def refuse_second(request: Request, node: Mapping[str, Any]) -> None:
     """What was passed on once is not passed on again."""
     if BY in request.headers:
-        raise Conflict(f"this request was passed on already, and node {node['label']} is not this one")
+        raise Conflict(f"this request was already forwarded, and node {node['label']} is not this one")
 
 
 def accepted(action: str, status_: int = 200, /, **more: Any) -> JSONResponse:

@@ -55,7 +55,7 @@ class BulkStored(BaseModel):
 class BulkCancelled(BaseModel):
     cancelled: int
     ids: list[int]
-    running: list[int] = Field(description="those that were running: they are asked to stop")
+    running: list[int] = Field(description="jobs that were running and were asked to stop")
 
 
 class BulkRetried(BaseModel):
@@ -78,7 +78,7 @@ class BatchView(BaseModel):
 class ChainStep(BaseModel):
     step: int = Field(description="from 0")
     task: str
-    job: int | None = Field(description="null: it is not stored yet, or was deleted")
+    job: int | None = Field(description="null if it is not enqueued yet, or was deleted")
     status: JobStatus | None
 
 
@@ -87,14 +87,14 @@ class ChainView(BaseModel):
 
     first: int = Field(description="the job of its first step")
     total: int = Field(description="how many steps it has")
-    broken: bool = Field(description="a step near the job has failed or was cancelled: those behind it are not stored")
+    broken: bool = Field(description="a nearby step failed or was cancelled, so the steps after it are not enqueued")
     steps: list[ChainStep]
 
 
 class Related(BaseModel):
     chain: ChainView | None = Field(description="the chain that the job is a step of")
     batch: BatchView | None = Field(description="the batch that the job is part of")
-    follows: BatchView | None = Field(description="the batch whose end stored the job")
+    follows: BatchView | None = Field(description="the batch whose end enqueued the job")
 
 
 def router(context: Context) -> APIRouter:
@@ -106,7 +106,7 @@ def router(context: Context) -> APIRouter:
         status_code=201,
         response_model=BulkStored,
         openapi_extra=body(BulkRequest),
-        summary="Store many jobs: all or none",
+        summary="Enqueue many jobs, all or none",
     )
     async def enqueue_many(request: Request) -> JSONResponse:
         wanted = parse(BulkRequest, await read(request, 64 * 1024 * 1024))
@@ -123,7 +123,7 @@ def router(context: Context) -> APIRouter:
         "/jobs/cancel",
         response_model=BulkCancelled,
         openapi_extra=body(Filter),
-        summary="Cancel the jobs that a filter fits",
+        summary="Cancel the jobs that match a filter",
     )
     async def cancel_many(request: Request) -> JSONResponse:
         wanted = parse(Filter, await read(request, _FILTER))
@@ -142,7 +142,7 @@ def router(context: Context) -> APIRouter:
         "/jobs/retry",
         response_model=BulkRetried,
         openapi_extra=body(Filter),
-        summary="Put the ended jobs that a filter fits back into their queues",
+        summary="Retry the ended jobs that match a filter",
     )
     async def retry_many(request: Request) -> JSONResponse:
         """Without a status, failed ones: this is how dead letters are redriven."""
@@ -158,18 +158,18 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring()
         return JSONResponse({"retried": len(ids), "ids": ids})
 
-    @routes.get("/jobs/{job}/logs", response_class=PlainTextResponse, summary="What a job printed")
+    @routes.get("/jobs/{job}/logs", response_class=PlainTextResponse, summary="Get what a job printed")
     async def logs(job: Id, lines: Annotated[int, Query(ge=1, le=100_000)] = 1000) -> PlainTextResponse:
         await context.reader.call(lambda store: store.jobs.find(job))
         found = await asyncio.to_thread(last, JobLogs(context.settings.data_dir).path(job), lines)
         return PlainTextResponse("".join(f"{line}\n" for line in found))
 
-    @routes.get("/jobs/{job}/related", response_model=Related, summary="The chain and the batch that a job belongs to")
+    @routes.get("/jobs/{job}/related", response_model=Related, summary="Get the chain and the batch of a job")
     async def related(job: Id) -> JSONResponse:
         """Of a chain, at most ten steps on either side of the job."""
         return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.related(job)))
 
-    @routes.get("/batches/{batch}", response_model=BatchView, summary="How far a batch is")
+    @routes.get("/batches/{batch}", response_model=BatchView, summary="Get the state of a batch")
     async def batch(batch: Id) -> JSONResponse:
         return JSONResponse(await context.reader.call(lambda store: store.jobs.flows.get_batch(batch)))
 

@@ -55,8 +55,8 @@ class Health(BaseModel):
 
 
 class Held(BaseModel):
-    held: dict[str, str] = Field(description="queues from which no jobs are claimed for now, and why")
-    pauses: int = Field(description="how often that happened since the node started")
+    held: dict[str, str] = Field(description="queues that are held at the moment, and why")
+    pauses: int = Field(description="how often queues were held since the node started")
 
 
 class QueueCounts(BaseModel):
@@ -103,7 +103,7 @@ def router(context: Context) -> APIRouter:
     routes = APIRouter(tags=["node"])
     supervisor, settings = context.supervisor, context.settings
 
-    @routes.get("/healthz", response_model=Alive, summary="The process answers")
+    @routes.get("/healthz", response_model=Alive, summary="Liveness: the process answers")
     async def healthz() -> JSONResponse:
         return JSONResponse({"status": "ok"})
 
@@ -111,13 +111,15 @@ def router(context: Context) -> APIRouter:
         "/readyz",
         response_model=Readiness,
         responses={503: {"model": Readiness, "description": "It cannot"}},
-        summary="It can take and run work",
+        summary="Readiness: it can accept and run work",
     )
     async def readyz() -> JSONResponse:
         reasons = unready(supervisor, context.lanes)
         return JSONResponse({"ready": not reasons, "reasons": reasons}, 200 if not reasons else 503)
 
-    @routes.get("/api/v1/health", response_model=Health, summary="Healthy, degraded or error, with reasons")
+    @routes.get(
+        "/api/v1/health", response_model=Health, summary="Get the health: healthy, degraded or error, with reasons"
+    )
     async def health() -> JSONResponse:
         """`nodes` has every node's condition in short; `workers` counts those of all nodes by status."""
         found = Fleet([], [], now_ms())
@@ -146,7 +148,7 @@ def router(context: Context) -> APIRouter:
         }
         return JSONResponse({**told, "models": context.models(), "gpu_lock_held": context.gpu_lock(), "sessions": held})
 
-    @routes.get("/api/v1/info", response_model=Info, summary="The node, its pools and queues")
+    @routes.get("/api/v1/info", response_model=Info, summary="Get the node, its pools and queues")
     async def info() -> JSONResponse:
         depths = await context.reader.call(lambda store: store.jobs.depths())
         queues = {q: depths.get(q, {}) for q in {*depths, *(t["queue"] for t in context.tasks.values())}}

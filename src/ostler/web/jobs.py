@@ -25,7 +25,7 @@ from ostler.web.context import Context
 from ostler.web.errors import answers, in_words
 from ostler.web.render import JSONResponse
 
-_WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the end of the job; 503 when too many wait already")
+_WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the job to end; 503 if too many requests already wait")
 LARGEST = 2**63 - 1  # the largest number that a store can hold
 Id = Annotated[int, Path(ge=0, le=LARGEST)]
 _ENVELOPE = 4096  # what a request may have besides its arguments
@@ -60,26 +60,29 @@ _FIELDS["status"] = (JobStatus, ...)
 _FIELDS["attempt"] = (
     int,
     Field(
-        description="which attempt it is at, or how many it has used while it waits; a run that ended through no fault of the job does "
-        "not count, and a retry begins anew"
+        description="the current attempt, or how many were used while it waits; runs that ended through no fault of the job do "
+        "not count, and a retry starts again"
     ),
 )
-_FIELDS["attempts"] = (int, Field(description="how many attempts it may use"))
-_FIELDS["last_error"] = (str | None, Field(description="its error in one line of words; null: it has none"))
-_FIELDS["seq"] = (int, Field(description="number of the newest event of its timeline"))
-_FIELDS["short"] = (bool, Field(description="args and result are JSON texts, cut off at 200 characters (listings)"))
+_FIELDS["attempts"] = (int, Field(description="the maximum number of attempts"))
+_FIELDS["last_error"] = (str | None, Field(description="its error in one line, or null"))
+_FIELDS["seq"] = (int, Field(description="the number of its newest event"))
+_FIELDS["short"] = (
+    bool,
+    Field(description="true in listings: args and result are JSON text, cut off at 200 characters"),
+)
 JobView = create_model("JobView", **_FIELDS)
 _RUN_FIELDS: dict[str, Any] = {name: (kind, ...) for name, kind in views.RUN_ERROR.items()}
 RunError = create_model("RunError", **_RUN_FIELDS)
 _ERRORS = Field(
-    description=f"how its runs failed, oldest first, also before a retry; the newest {ERRORS} are kept, and of a traceback 8,000 "
-    "characters. `kind`: exception, timeout, crash, lost or cancelled"
+    description=f"the errors of failed runs, oldest first, including those before a retry; the newest {ERRORS} are kept, with up to "
+    "8,000 characters of each traceback. `kind`: exception, timeout, crash, lost or cancelled"
 )
-_EVENTS = Field(description="the newest of its timeline; GET /api/v1/jobs/{job}/events has all of it")
-_WAITING = Field(None, description="why a queued job does not run yet: `reason`, `text`, and the figures behind them")
+_EVENTS = Field(description="the newest events; GET /api/v1/jobs/{job}/events returns all of them")
+_WAITING = Field(None, description="why a queued job is not running yet: `reason`, `text`, and the numbers behind them")
 _PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
 ArtifactView = create_model("ArtifactView", **_PUBLISHED)
-_ARTIFACTS = Field(description=f"the first {SHOWN} that it has published; GET /api/v1/jobs/{{job}}/artifacts has all")
+_ARTIFACTS = Field(description=f"the first {SHOWN} artifacts; GET /api/v1/jobs/{{job}}/artifacts returns all of them")
 JobDetail = create_model(
     "JobDetail",
     __base__=JobView,
@@ -88,13 +91,13 @@ JobDetail = create_model(
     artifacts=(list[ArtifactView], _ARTIFACTS),  # type: ignore[valid-type]
     waiting_for=(dict[str, Any] | None, _WAITING),
 )
-_DUPLICATE = Field(description="whether a unique job was there already")
+_DUPLICATE = Field(description="whether a unique job already existed")
 Stored = create_model("Stored", __base__=JobDetail, duplicate=(bool, _DUPLICATE))
 
 
 class EventPage(BaseModel):
     events: list[TimelineEvent]
-    next: int | None = Field(description="`after` of the next page; null: this is the end")
+    next: int | None = Field(description="`after` of the next page; null at the end")
 
 
 class JobPage(BaseModel):
@@ -109,9 +112,9 @@ def router(context: Context) -> APIRouter:
         "",
         status_code=201,
         response_model=Stored,
-        responses={200: {"model": Stored, "description": "A unique job that was there already"}},
+        responses={200: {"model": Stored, "description": "A unique job that already existed"}},
         openapi_extra=body(EnqueueRequest),
-        summary="Store a job",
+        summary="Enqueue a job",
     )
     async def enqueue(request: Request) -> JSONResponse:
         """When this answers 201, the job survives a power cut. On any error nothing was stored."""
@@ -128,7 +131,9 @@ def router(context: Context) -> APIRouter:
         task: str | None = None,
         code: str | None = None,
         batch: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
-        search: Annotated[str | None, Query(max_length=200, description="in id, task, arguments and error")] = None,
+        search: Annotated[
+            str | None, Query(max_length=200, description="search in id, task, arguments and error")
+        ] = None,
         limit: Annotated[int, Query(ge=1, le=1000)] = 50,
         cursor: Annotated[int | None, Query(ge=0, le=LARGEST)] = None,
     ) -> JSONResponse:
@@ -146,7 +151,7 @@ def router(context: Context) -> APIRouter:
         )
         return JSONResponse({"jobs": jobs, "next": following})
 
-    @routes.get("/{job}", response_model=JobDetail, summary="A job with the newest part of its timeline")
+    @routes.get("/{job}", response_model=JobDetail, summary="Get a job with its newest events")
     async def one(request: Request, job: Id, wait: Annotated[float, _WAIT] = 0) -> JSONResponse:
         """With `wait`, the answer comes when the job has ended, or as it is after so many seconds."""
         if not wait:
@@ -167,7 +172,7 @@ def router(context: Context) -> APIRouter:
 
         return await context.glance.call(read)
 
-    @routes.get("/{job}/events", response_model=EventPage, summary="A job's timeline, oldest first")
+    @routes.get("/{job}/events", response_model=EventPage, summary="Get a job's timeline, oldest first")
     async def events(
         job: Id,
         after: Annotated[int, Query(ge=0, le=LARGEST, description="the number of the last event that you have")] = 0,
@@ -195,9 +200,7 @@ def router(context: Context) -> APIRouter:
         context.dispatcher.ring(job)
         return JSONResponse(view)
 
-    @routes.post(
-        "/{job}/retry", response_model=JobDetail, responses=answers(409), summary="Put an ended job back into its queue"
-    )
+    @routes.post("/{job}/retry", response_model=JobDetail, responses=answers(409), summary="Run an ended job again")
     async def retry(job: Id) -> JSONResponse:
         await context.writer.call(
             lambda store: store.jobs.retry(job, now_ms()), patience=context.settings.store_patience
@@ -236,7 +239,7 @@ def prepared(context: Context, wanted: _Wanted) -> NewJob:
 
 async def read(request: Request, limit: int) -> bytes:
     """The body, refused as soon as it is too large."""
-    message = f"the request is larger than {limit} bytes (see max_payload); pass a path or key instead"
+    message = f"the request is larger than {limit} bytes (max_payload); put the data into a file and pass its path"
     return await bodies.read(request, limit, PayloadTooLarge(message))
 
 

@@ -55,14 +55,16 @@ class SessionView(BaseModel):
     client: str | None = Field(description="its address")
     agent: str | None = Field(description="its User-Agent")
     priority: int
-    key: str | None = Field(description="by which a client finds its session again")
+    key: str | None = Field(description="the key with which a client can reconnect")
     via: str | None = Field(description="the node that passed it on")
     waited_ms: float = Field(description="in line")
     started_at: int
     ended_at: int | None
     bytes_in: int
     bytes_out: int
-    idle: float | None = Field(description="seconds since the last byte; known to its own node while it lives")
+    idle: float | None = Field(
+        description="seconds since the last traffic; only known on its own node while it is open"
+    )
     views: bool = Field(description="whether it can be watched here")
     reason: str | None = Field(description="why it ended")
     text: str | None = Field(description="the same in words")
@@ -72,7 +74,7 @@ class SessionView(BaseModel):
 class SessionPage(BaseModel):
     sessions: list[SessionView]
     next: str | None = Field(description="`before` of the next page; null: this is the end")
-    live: int = Field(description="sessions under way on this node, whatever was asked for")
+    live: int = Field(description="open sessions on this node, regardless of filters")
 
 
 class WorkerSlots(BaseModel):
@@ -86,8 +88,8 @@ class WorkerSlots(BaseModel):
     in_use: int
     served: int
     lifetime: int
-    probe_ms: float | None = Field(description="what its last probe took")
-    mb: float | None = Field(description="its memory, with all that it has started")
+    probe_ms: float | None = Field(description="duration of its last probe")
+    mb: float | None = Field(description="memory of the worker and its child processes")
     versions: list[str] = Field(description="clients that it serves; empty: any")
     started_at: int | None
 
@@ -103,11 +105,11 @@ class Counted(BaseModel):
 
     admitted: int
     refused: int
-    left: int = Field(description="left the line before it was their turn")
-    expired: int = Field(description="waited as long as they may")
+    left: int = Field(description="clients that left before it was their turn")
+    expired: int = Field(description="clients that waited too long")
     bytes_in: int
     bytes_out: int
-    strikes: int = Field(description="connects to a worker that failed and were tried with another")
+    strikes: int = Field(description="failed connections to a worker that were retried with another")
 
 
 class PoolCapacity(BaseModel):
@@ -155,7 +157,7 @@ class Ending(BaseModel):
     ok: bool
     action: str
     session: str
-    here: bool = Field(description="false: the node that has it was asked to, and does so within a second or two")
+    here: bool = Field(description="false: its node was asked to end it, which takes a second or two")
 
 
 class _Wanted(NamedTuple):
@@ -177,7 +179,7 @@ def router(context: Context) -> APIRouter:
     views = Views()
     context.metrics.sessions.sessions = context.sessions
 
-    @routes.get("/sessions", response_model=SessionPage, summary="Sessions, those under way first, newest first")
+    @routes.get("/sessions", response_model=SessionPage, summary="List sessions: open ones first, newest first")
     async def listing(
         state: Annotated[Literal["live", "ended", "all"], Query()] = "all",
         pool: Annotated[
@@ -216,9 +218,9 @@ def router(context: Context) -> APIRouter:
             return _ending(session, here=False)
         found = await _find(context, session)
         if found["state"] == "ended":
-            raise Conflict(f"session {found['id']} has ended already: {found['reason']}")
+            raise Conflict(f"session {found['id']} has already ended: {found['reason']}")
         raise Conflict(
-            f"session {found['id']} is of node {found['node']}, which cannot be asked from here; ask it there"
+            f"session {found['id']} belongs to node {found['node']}, which cannot be reached from here; end it there"
         )
 
     @routes.get(
@@ -236,7 +238,9 @@ def router(context: Context) -> APIRouter:
             raise await _unseen(context, session)
         return await views.watch(context.sessions, session, socket)
 
-    @routes.get("/capacity", response_model=CapacityView, summary="Slots, workers and lines of session pools")
+    @routes.get(
+        "/capacity", response_model=CapacityView, summary="Get slots, workers and waiting clients of session pools"
+    )
     async def capacity() -> JSONResponse:
         """`pools` are of this node, from its memory; `elsewhere` are workers of other nodes, about a second old."""
         sessions = context.sessions
@@ -330,7 +334,7 @@ async def _unseen(context: Context, session: str) -> Exception:
     if found["state"] == "ended":
         return Conflict(f"session {found['id']} has ended: {found['reason']}")
     if found["node"] != context.supervisor.member.id:
-        return Conflict(f"session {found['id']} is of node {found['node']}; watch it there")
+        return Conflict(f"session {found['id']} belongs to node {found['node']}; watch it there")
     return Conflict(f"session {found['id']} cannot be watched: workers of pool {found['pool']} show no live view")
 
 

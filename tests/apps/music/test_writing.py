@@ -372,6 +372,18 @@ def test_two_writers_of_one_file_do_not_mix(tmp_path: Path) -> None:
     assert writing.write(path, TAGS).changed
 
 
+def test_a_file_system_without_locks_and_attributes_will_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sounds.save(tmp_path / "a.flac")
+
+    def unsupported(*_: object) -> None:
+        raise OSError(errno.ENOTSUP, "not supported")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    monkeypatch.setattr(os, "listxattr", unsupported)
+    assert writing.write(path, TAGS).changed
+    assert (writing.ours(path), leftovers(tmp_path)) == (TAGS, [])
+
+
 def test_drafts_of_dead_processes_are_swept_and_those_of_the_living_are_not(tmp_path: Path) -> None:
     dead, living, mine = tmp_path / ".ostler-1.part", tmp_path / ".ostler-2.part", tmp_path / ".other.part"
     for path in (dead, living, mine):

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,6 +56,9 @@ def fetch(directory: Path) -> list[Path]:
     if all(path.is_file() for path in wanted):
         return wanted
     directory.mkdir(parents=True, exist_ok=True)
+    for left in directory.glob(".fetch-*"):  # of one that was killed
+        if time.time() - left.stat().st_mtime > _PATIENCE:
+            shutil.rmtree(left, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=directory) as scratch:
         package = _installed() or _download(Path(scratch))
         for path in wanted:

@@ -24,6 +24,8 @@ from ostler.apps.music.formats import Unwritable
 NAMESPACE = "ostler"
 _DRAFT = (b".ostler-", b".part")
 _TRIES = 10
+# What network file systems and those of cameras answer to locks, flushes of directories and attributes that they do not have.
+_UNSUPPORTED = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.ENOLCK)
 
 Path = str | bytes | os.PathLike[str]
 
@@ -176,6 +178,9 @@ def _locked(draft: bytes, flags: int) -> Iterator[int]:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise Changed(errno.EBUSY, "another process writes tags into this file", os.fsdecode(draft)) from None
+            except OSError as error:
+                if error.errno not in _UNSUPPORTED:
+                    raise
             # The one who had the lock may have renamed or removed the file since it was opened here.
             if not _is_at(draft, fd):
                 continue
@@ -242,7 +247,8 @@ def _like(real: bytes, facts: os.stat_result, fd: int) -> None:
     here = os.fstat(fd)
     if (here.st_uid, here.st_gid) != (facts.st_uid, facts.st_gid):
         os.fchown(fd, facts.st_uid, facts.st_gid)
-    os.fchmod(fd, stat.S_IMODE(facts.st_mode))
+    if os.fstat(fd).st_mode != facts.st_mode:
+        os.fchmod(fd, stat.S_IMODE(facts.st_mode))
     _copy_attributes(real, fd)
     os.utime(fd, ns=(facts.st_atime_ns, facts.st_mtime_ns))
 
@@ -252,7 +258,7 @@ def _copy_attributes(real: bytes, fd: int) -> None:
     try:
         names = os.listxattr(real)
     except OSError as error:
-        if error.errno in (errno.ENOTSUP, errno.ENOSYS):
+        if error.errno in _UNSUPPORTED:
             return
         raise
     for name in names:
@@ -268,5 +274,8 @@ def _flush_directory(folder: bytes) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
     finally:
         os.close(fd)

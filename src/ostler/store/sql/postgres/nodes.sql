@@ -86,6 +86,22 @@ SELECT name, queue, attempts, timeout, priority, policy, parameters FROM ostler.
 -- name: gone_tasks
 SELECT name, queue FROM ostler.tasks WHERE gone = 1;
 
+-- name: task_queues
+SELECT DISTINCT queue FROM ostler.tasks WHERE gone = 0;
+
+-- name: strangers
+-- Tasks at the head of a queue that no node has declared yet: whoever enqueued them has newer code than every node.
+SELECT DISTINCT task FROM (
+    SELECT task FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = :queue
+     ORDER BY (-priority), coalesce(position, id), id LIMIT 100) AS head
+ WHERE task NOT IN (SELECT name FROM ostler.tasks);
+
+-- name: stranger_put
+INSERT INTO ostler.tasks (name, queue, attempts, parameters, declared_at, gone) VALUES (:name, :queue, 1, '[]', :now, 1) ON CONFLICT DO NOTHING;
+
+-- name: declares
+SELECT node FROM ostler.declared WHERE kind = 'task' AND name = :name;
+
 -- name: park
 -- Jobs of a task that no node declares leave the ready index, so that claims need not pass over them.
 UPDATE ostler.jobs SET later = 2

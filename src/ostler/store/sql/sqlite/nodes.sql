@@ -83,6 +83,22 @@ SELECT name, queue, attempts, timeout, priority, policy, parameters FROM tasks W
 -- name: gone_tasks
 SELECT name, queue FROM tasks WHERE gone = 1;
 
+-- name: task_queues
+SELECT DISTINCT queue FROM tasks WHERE gone = 0;
+
+-- name: strangers
+-- Tasks at the head of a queue that no node has declared yet: whoever enqueued them has newer code than every node.
+SELECT DISTINCT task FROM (
+    SELECT task FROM jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = :queue
+     ORDER BY priority DESC, coalesce(position, id), id LIMIT 100) AS head
+ WHERE task NOT IN (SELECT name FROM tasks);
+
+-- name: stranger_put
+INSERT INTO tasks (name, queue, attempts, parameters, declared_at, gone) VALUES (:name, :queue, 1, '[]', :now, 1) ON CONFLICT DO NOTHING;
+
+-- name: declares
+SELECT node FROM declared WHERE kind = 'task' AND name = :name;
+
 -- name: park
 -- Jobs of a task that no node declares leave the ready index, so that claims need not pass over them.
 UPDATE jobs SET later = 2
