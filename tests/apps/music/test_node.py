@@ -25,7 +25,7 @@ from ostler import OstlerError
 from ostler.apps.music import writing
 from ostler.cli import cli
 from tests.apps.music.sounds import save
-from tests.harness import Node, call, until
+from tests.harness import Node, until
 from tests.stores import new_database
 
 APP = Path(__file__).with_name("standin.py")
@@ -269,8 +269,7 @@ def test_tags_go_into_the_files_themselves_and_are_taken_out_again(node, tmp_pat
     until(lambda: lib.tracks()["text.ogg"]["reason"], "the reason why it cannot be written")
     assert lib.states()["text.ogg"] == "tagged" and "in the database alone" in lib.tracks()["text.ogg"]["reason"]
     assert lib.scan()["result"]["changed"] == 0
-    status, _ = call(node.url, "PATCH", f"/api/v1/libraries/{lib.id}", {"write_to": "sidecar"})
-    assert status == 200
+    assert "to the sidecar" in ostler(node, "change", str(lib.id), "--write-to", "sidecar").stdout
     until(
         lambda: (root / "tone.mp3.ostler.json").exists() and (root / "tone.flac.ostler.json").exists(),
         "the sidecar files",

@@ -17,7 +17,7 @@ pytest.importorskip("sqlalchemy")
 
 from sqlalchemy import select, update
 
-from ostler import BadArguments, Conflict, config
+from ostler import BadArguments, Cancelled, Conflict, config
 from ostler.apps.music import catalogue, library
 from ostler.apps.music.library import Away, Scan
 from ostler.apps.music.rules import IGNORED, Rules
@@ -456,6 +456,26 @@ def test_another_job_does_not_go_on_with_a_scan_that_was_given_up(lib, monkeypat
         lib.scan(job=7, tick=tick)
     (lib.root / "0.mp3").unlink()
     assert lib.scan(job=8)["gone"] == 1
+
+
+def test_a_scan_that_was_cancelled_is_over_and_the_next_one_begins_anew(lib, monkeypatch):
+    monkeypatch.setattr(library, "AT_ONCE", 2)
+    for n in range(10):
+        lib.put(f"{n}.mp3")
+
+    def tick(done, found) -> None:
+        raise Cancelled("enough")
+
+    with pytest.raises(Cancelled):
+        lib.scan(tick=tick)
+    shown = lib.shown()
+    assert (shown["state"], shown["scan"], shown["due"], shown["reason"]) == (
+        "ready",
+        None,
+        False,
+        "the last scan was cancelled",
+    )
+    assert lib.scan()["seen"] == 10 and lib.shown()["reason"] is None
 
 
 def test_what_changes_during_a_scan_is_due_after_it(lib):

@@ -17,6 +17,7 @@ from typing import Any
 
 from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
 
+from ostler import Cancelled
 from ostler.apps.music.tables import AT_ONCE, Tables, libraries, now_ms, problems, shown, tracks
 from ostler.apps.music.walk import File, Problem, Walk, ignoring, said
 
@@ -91,9 +92,15 @@ class Scan:
             self._compare(walk, self._position)
             self._flush(1.0)
         except OSError as error:
-            raise self._away(f"{row.shown} cannot be read: {said(error)}; is it mounted?") from error
+            reason = f"{row.shown} cannot be read: {said(error)}; is it mounted?"
+            self._give_up("away", reason)
+            raise Away(reason) from error
         except Away as away:
-            raise self._away(str(away)) from None
+            self._give_up("away", str(away))
+            raise
+        except Cancelled:
+            self._give_up("ready", "the last scan was cancelled")
+            raise
         self._sweep(walk.drafts)
         self._finish()
         return self._found
@@ -136,11 +143,11 @@ class Scan:
             old = and_(problems.c.library == self._id, problems.c.scan < self._number)
             connection.execute(delete(problems).where(old))
 
-    def _away(self, reason: str) -> Away:
-        values = {"state": "away", "reason": reason, "cursor": None, "done": self._wanted}
+    def _give_up(self, state: str, reason: str) -> None:
+        """The scan is over, and is not due any more."""
+        values = {"state": state, "reason": reason, "cursor": None, "done": self._wanted}
         with self._tables.write() as connection:
             connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
-        return Away(reason)
 
     def _count(self) -> int:
         """How many tracks there are, as far as the rows say."""
