@@ -160,17 +160,24 @@ def scan(known: Settings, library: str) -> None:
 
 @music.command()
 @click.argument("library")
-@click.option("--name", help="What to call it.")
+@click.option("--name", help="Its new name.")
 @click.option("--write-to", type=click.Choice(["database", "file", "sidecar"]), help="Move its tags there.")
-@click.option("--ignore", multiple=True, metavar="PATTERN", help="Leave these out, in place of those before.")
-@click.option("--watch/--no-watch", default=None, help="Scan it again when something changes in it.")
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="PATTERN",
+    help="Ignore these files instead of those set before; can be repeated.",
+)
+@click.option("--watch/--no-watch", default=None, help="Rescan it when something in it changes.")
 @where
 def change(known: Settings, library: str, **wishes: Any) -> None:
-    """Change what was said of LIBRARY when it was added."""
+    """Change the options of LIBRARY."""
     wishes["ignore"] = list(wishes["ignore"]) or None
     body = {name: value for name, value in wishes.items() if value is not None}
     if not body:
-        raise click.UsageError("say what is to change: --name, --write-to, --ignore, --watch or --no-watch")
+        raise click.UsageError(
+            "nothing to change; give at least one of --name, --write-to, --ignore, --watch or --no-watch"
+        )
     _one({**client.request(known, "PATCH", _path(known, library), body), "problems": []})
 
 
