@@ -84,7 +84,7 @@ def away(nodes: list[Member], flag: Path) -> None:
     flag.touch()
     for node in nodes:
         node.until(lambda node=node: node.get("/readyz")[0] == 503)
-        node.until(lambda node=node: " since " in str(node.get("/api/v1/health")[1]["errors"]))
+        node.until(lambda node=node: "has not answered" in str(node.get("/api/v1/health")[1]["errors"]))
     time.sleep(max(0.0, until - time.monotonic()))
 
 
