@@ -31,4 +31,4 @@ if __name__ == "__main__":
     pages = [fetch.s(name=f"{n}.html").then(count.s(), into="text") for n in range(5)]
     batch = app.batch(pages, then=report.s(), into="summary")
     print("each:", list(batch.results(timeout=30)))
-    print("report:", app.find(batch.info()["callback_job"]).result(timeout=30))
+    print("report:", batch.callback(timeout=30).result(timeout=30))

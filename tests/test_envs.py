@@ -101,7 +101,7 @@ def test_paths_in_code_count_from_the_file_that_calls() -> None:
 @pytest.mark.parametrize(
     ("toml", "said"),
     [
-        ('[env."a.b"]', "'a.b' is not usable as a name of an environment"),
+        ('[env."a.b"]', "'a.b' cannot be the name of an environment"),
         ("env = 3", "env must be a table of tables"),
         ("[env]\na = 3", "must be a table"),
         ("[env.a]\npyton = '3.12'", "did you mean 'python'?"),

@@ -44,7 +44,7 @@ from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Leave, Membership, Neighbours
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.reserving import Declared
-from ostler.lifecycle.supervisor import Supervisor
+from ostler.lifecycle.supervisor import LAST, Supervisor
 from ostler.lifecycle.worker import Nothing, PoolSpec, Tenant
 from ostler.live import log as node_log
 from ostler.live.broker import Broker
@@ -450,7 +450,7 @@ class Node:
             argv=[sys.executable, "-u", "-P", "-m", "ostler.plane", str(run_folder(self.settings.data_dir).resolve())],
             given={"OSTLER_DATA": str(self.settings.data_dir)},
             descriptors={"LISTEN": self._clients},
-            outlasts=True,
+            outlasts=LAST,
             startup_deadline=self.settings.startup_deadline,
             stale_after=self.settings.stale_after,
             stop_grace=self.settings.stop_grace,

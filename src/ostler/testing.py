@@ -95,8 +95,11 @@ class _Models:
     def ask(self, task: str, model: str | None, payload: Any, options: Any) -> tuple[str, str, Any]:
         spec = self._app.models.get(task)
         if task not in self.answers and (spec is None or spec.target is None):
-            what = "the app declares no model" if spec is None else "no program is started here for"
-            raise BadArguments(f"{what} {task!r}; answer its calls with bench.model({task!r}, function)")
+            if spec is None:
+                raise BadArguments(f"the app declares no model {task!r}")
+            raise BadArguments(
+                f"no program is started here for {task!r}; answer its calls with bench.model({task!r}, function)"
+            )
         known = [] if spec is None else [*spec.models]
         plain = payload if isinstance(payload, bytes) else json.loads(json.dumps(payload))
         return task, model or (known[0] if known else task), plain
@@ -215,6 +218,9 @@ class Bench:
         """Have calls to this model answered by a function of the payload: `bench.model("tagger", lambda payload: ["cat"])`. Models
         without one are loaded and called in the test's own process.
         """
+        if task not in self.app.models:
+            known = ", ".join(sorted(self.app.models)) or "none"
+            raise BadArguments(f"the app declares no model {task!r}; declared are: {known}")
         self._models.answers[task] = answer
 
     def advance(self, seconds: float) -> None:

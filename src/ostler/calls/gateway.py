@@ -112,6 +112,7 @@ class Gateway:
             term_grace=settings.term_grace,
             tenant=Models(self),
             on_demand=True,
+            outlasts=1,  # jobs that finish may call it
             need=Memory(self, spec.name),
         )
 

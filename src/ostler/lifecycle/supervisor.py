@@ -40,6 +40,9 @@ log = logging.getLogger("ostler.lifecycle")
 _NEVER = RecycleLimits()
 
 
+LAST = 2  # `outlasts` of a pool that stays to the very end
+
+
 class Supervisor:
     """Starts, watches, drains, recycles and restarts the workers of all pools."""
 
@@ -58,6 +61,7 @@ class Supervisor:
         self.lost: Callable[[str], None] = lambda _: None
         """Told when the store says that this node was declared dead; set once, by the runtime."""
         self.stopping = False
+        self._leaves = -1  # while it stops: pools up to this `outlasts` start nothing any more
         self.pools: dict[str, Pool] = {spec.name: Pool(spec, doubtful_at=settings.restart_limit) for spec in specs}
         self.slots: dict[str, Slot] = {}
         self.token = member.row.token or secrets.token_hex(8)
@@ -120,17 +124,21 @@ class Supervisor:
     async def drain(self, *, entirely: bool = False) -> None:
         """Drain the workers; those that are not done within their grace get SIGTERM, then SIGKILL. Returns when they are gone.
 
-        Pools that outlast the others stay, unless it is to be `entirely`.
+        Pools that outlast others leave after them. Those that outlast all stay, unless it is to be `entirely`.
         """
         if not self.stopping:
             self.stopping = True
             self.records.node_moved(Status.STOPPING)
-        slots = [slot for slot in self.slots.values() if entirely or not slot.pool.spec.outlasts]
-        for slot in slots:
-            self.stop_slot(slot, slot.pool.spec.stop_grace)
-        while any(slot.all() for slot in slots):
-            self._wake.set()
-            await asyncio.sleep(0.01)
+        for level in sorted({pool.spec.outlasts for pool in self.pools.values()}):
+            if level == LAST and not entirely:
+                continue
+            self._leaves = max(self._leaves, level)  # none is opened or started any more
+            slots = [slot for slot in self.slots.values() if slot.pool.spec.outlasts == level]
+            for slot in slots:
+                self.stop_slot(slot, slot.pool.spec.stop_grace)
+            while any(slot.all() for slot in slots):
+                self._wake.set()
+                await asyncio.sleep(0.01)
 
     def force(self) -> None:
         """Kill every worker now."""
@@ -272,7 +280,7 @@ class Supervisor:
 
     def _rest(self, slot: Slot, now: float) -> None:
         """A slot without a worker: start one when it is wanted and its time has come."""
-        if (self.stopping and not slot.pool.spec.outlasts) or not slot.wanted or self.member.lost:
+        if slot.pool.spec.outlasts <= self._leaves or not slot.wanted or self.member.lost:
             if slot.ticket or slot.waiting:
                 self.reserving.withdraw(slot)
             return

@@ -161,7 +161,7 @@ class PoolSpec:
     on_demand: bool = False
     # Open files of the node that its workers inherit, by name.
     descriptors: Mapping[str, int] = field(default_factory=dict)
-    outlasts: bool = False  # it serves while the others drain: a drain of the node leaves it to the very end
+    outlasts: int = 0  # when the node drains, pools with a lower number leave first: these serve them until then
     need: Needs | None = None  # None: its workers are started without asking for memory
     nice: int = 0  # added to the node's own niceness: the system prefers others to its workers
     folder: str | None = None  # what its workers have on disk: the guard removes it when the node has died

@@ -115,7 +115,8 @@ UPDATE ostler.jobs SET later = 0, behind = (limit_key IS NOT NULL)::int
 RETURNING queue, limit_key;
 
 -- name: unserved
-SELECT task, queue, count(*) AS n FROM ostler.jobs WHERE status = 'queued' AND later = 2 GROUP BY task, queue;
+SELECT task, queue, count(*) AS n FROM ostler.jobs WHERE status = 'queued' AND later = 2 AND task NOT IN (SELECT name FROM ostler.tasks WHERE gone = 0)
+ GROUP BY task, queue;
 
 -- name: schedules_gone
 -- Nobody has declared them for so long that their app is not just being restarted.
