@@ -517,7 +517,7 @@ def test_a_form_that_breaks_off_leaves_nothing(node: Node) -> None:
     body, headers = form(b"v" * 5000, start=1, end=2)
     status, answer = node.post("/api/v1/clips", body[:-10], **headers)
     assert (status, answer["error"]["code"]) == (422, "VALIDATION")
-    assert "is incomplete" in answer["error"]["message"]
+    assert "broke off before its end" in answer["error"]["message"]
     assert list((node.folder / "uploads").glob("*.*")) == []
 
 

@@ -138,7 +138,7 @@ def test_a_full_disk_of_the_server_refuses_jobs_and_loses_none(
     # Pages that the server has emptied meanwhile may have room for what a start writes.
     until(
         lambda: (
-            "the node waits for its store: the store postgresql://" in node.log() or node.log().count(" is up: ") > 1
+            "waiting for the store: the store postgresql://" in node.log() or node.log().count(" is up: ") > 1
         ),
         "the node to say that it waits, or to be up all the same",
     )

@@ -125,7 +125,7 @@ def test_a_part_that_fails_does_not_stop_the_others(
     clean(tmp_path)
     assert left(store) == (1, 0, 0)
     assert not log.exists()
-    assert "sweeping scratch: failed; the rest goes on" in caplog.text
+    assert "sweeping scratch: failed; continuing with the rest" in caplog.text
 
 
 def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: Path) -> None:
