@@ -400,7 +400,7 @@ def test_the_token_of_the_settings_is_not_confused_with_the_stored_one(make_node
 def test_a_filter_that_fits_nothing_says_so(node: Node) -> None:
     where = ("--queue", "nowhere", "--data", str(node.folder))
     assert ostler("cancel", *where).stdout == "no queued or running job matches\n"
-    assert ostler("retry", *where).stdout == "no failed job fits\n"
+    assert ostler("retry", *where).stdout == "no failed job matches\n"
 
 
 def test_a_setting_that_is_neither_true_nor_false_is_refused_in_one_sentence(tmp_path: Path) -> None:

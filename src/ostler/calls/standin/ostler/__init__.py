@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-_UNUSED = ("BatchId", "Chain", "Endpoint", "Job", "JobId", "LostClaim", "Published", "Step", "load")
+_UNUSED = ("Artifact", "BatchId", "Chain", "Endpoint", "Job", "JobArtifact", "JobId", "LostClaim", "Published", "Step", "load")
 
 
 def __getattr__(name: str) -> Any:
