@@ -291,7 +291,7 @@ def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> N
     assert (status, node.wait_job(ran["id"])["result"]) == (201, "happy")
     assert node.post("/api/v1/schedules/new_year/pause")[1]["paused"] is True
     again = subprocess.run([*command[:4], "run", "new_year", *command[4:]], capture_output=True, text=True).stdout
-    assert node.wait_job(int(again.split()[1]))["result"] == "happy"  # a paused one can be run, too
+    assert node.wait_job(int(re.findall(r"\d+", again)[0]))["result"] == "happy"  # a paused one can be run, too
     assert "paused" in subprocess.run(command, capture_output=True, text=True).stdout
     told = subprocess.run([*command[:4], "resume", "new_year", *command[4:]], capture_output=True, text=True).stdout
     assert "-01-01 00:00" in told

@@ -40,5 +40,5 @@ def test_a_run_that_tells_everything_is_cut_and_that_is_told_once(monkeypatch: p
     job = Job(1, "t", 1, 0, 1, lambda *frame: said.append(frame[3]))
     for n in range(6):
         job.event(f"step:{n}")
-    job.event("uploaded", {"key": "k"})
+    job._tell("uploaded", {"key": "k"})  # as `publish` does
     assert said == ["step:0", "step:1", "step:2", "events:limit", "uploaded"]
