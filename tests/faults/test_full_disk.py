@@ -137,9 +137,7 @@ def test_a_full_disk_of_the_server_refuses_jobs_and_loses_none(
     node.start_process()
     # Pages that the server has emptied meanwhile may have room for what a start writes.
     until(
-        lambda: (
-            "waiting for the store: the store postgresql://" in node.log() or node.log().count(" is up: ") > 1
-        ),
+        lambda: "waiting for the store: the store postgresql://" in node.log() or node.log().count(" is up: ") > 1,
         "the node to say that it waits, or to be up all the same",
     )
     assert "Traceback" not in node.log()

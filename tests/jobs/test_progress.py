@@ -3,6 +3,7 @@ from __future__ import annotations
 import pytest
 
 from ostler.jobs.handle import Job
+from ostler.jobs.results import Published
 from ostler.jobs.progress import Throttle
 
 
@@ -40,5 +41,5 @@ def test_a_run_that_tells_everything_is_cut_and_that_is_told_once(monkeypatch: p
     job = Job(1, "t", 1, 0, 1, lambda *frame: said.append(frame[3]))
     for n in range(6):
         job.event(f"step:{n}")
-    job._tell("uploaded", {"key": "k"})  # as `publish` does
+    job._tell("uploaded", {"key": "k"}, Published("k", 1, "…", 1, 1))  # as `publish` does
     assert said == ["step:0", "step:1", "step:2", "events:limit", "uploaded"]

@@ -106,7 +106,7 @@ def test_a_forked_child_may_not_report_and_is_told_so(one: Node, tmp_path: Path)
     assert "from a child" not in names
     lines = errors.read_text().splitlines()
     assert len(lines) == 12
-    assert all("child process" in line for line in lines)
+    assert all("forked child of the worker" in line for line in lines)
     assert state(one)["pid"] == before["pid"]
 
 
