@@ -69,7 +69,19 @@ __all__ = [
 ]
 
 
-_UNUSED = ("Artifact", "BatchId", "Chain", "Endpoint", "Job", "JobArtifact", "JobId", "LostClaim", "Published", "Step", "load")
+_UNUSED = (
+    "Artifact",
+    "BatchId",
+    "Chain",
+    "Endpoint",
+    "Job",
+    "JobArtifact",
+    "JobId",
+    "LostClaim",
+    "Published",
+    "Step",
+    "load",
+)
 
 
 def __getattr__(name: str) -> Any:
