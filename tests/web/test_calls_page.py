@@ -109,7 +109,7 @@ def test_the_form_shows_json_text_streams_images_and_audio_and_says_what_is_wron
     call(page, f'{{"go": "{tmp_path / "never"}"}}')
     expect(region(page, "Running calls").locator(".pill")).to_have_text("running")
     page.get_by_role("button", name="Stop").click()
-    expect(complaint).to_contain_text("the call is cancelled")
+    expect(complaint).to_contain_text("the call was cancelled")
     until(lambda: node.get("/api/v1/calls/running")[1]["total"] == 0, "the call to be cancelled")
 
 

@@ -214,7 +214,7 @@ def test_a_lost_connection_is_shown_and_heals_by_itself(make_node, page: Page) -
     expect(page.locator(f"#job-{first} .pill")).to_have_text("done")
     node.kill()
     expect(page.locator("#connection")).to_have_text("no connection")
-    expect(page.locator("#lost")).to_contain_text("does not answer")
+    expect(page.locator("#lost")).to_contain_text("is not responding")
     node.start()
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#lost")).to_be_hidden()
