@@ -63,12 +63,16 @@ def test_an_outage_for_all_nodes_at_once_requeues_nobody(fleet: Fleet, tmp_path:
             server.start()
         case "away for two leases":
             server.stop()
-            away(nodes, flag)
-            server.start()
+            try:
+                away(nodes, flag)
+            finally:
+                server.start()
         case "hanging for two leases":
             server.pause()
-            away(nodes, flag)
-            server.resume()
+            try:
+                away(nodes, flag)
+            finally:
+                server.resume()
     flag.touch()
     more = [enqueued(fleet, nodes[n % 3]) for n in range(6)]
     untouched(fleet, jobs, ids)
@@ -84,7 +88,7 @@ def away(nodes: list[Member], flag: Path) -> None:
     flag.touch()
     for node in nodes:
         node.until(lambda node=node: node.get("/readyz")[0] == 503)
-        node.until(lambda node=node: "has not answered" in str(node.get("/api/v1/health")[1]["errors"]))
+        node.until(lambda node=node: "the store has " in str(node.get("/api/v1/health")[1]["errors"]))
     time.sleep(max(0.0, until - time.monotonic()))
 
 
