@@ -135,4 +135,4 @@ def test_who_is_back_first_after_an_outage_gives_the_others_a_lease_to_follow(fl
     fleet.until(lambda: fleet.one(well) == 3, "the third to be back")
     assert fleet.dead() == []
     assert [node.id(fleet) for node in nodes] == ids
-    assert "no other node is declared dead for 8 s" in nodes[0].log()
+    assert "this node declares no other node dead for 8 s" in nodes[0].log()
