@@ -169,7 +169,7 @@ def test_memory_that_does_not_come_back_is_waited_for_only_so_long(monkeypatch: 
     async def scene(stage: Stage) -> None:
         a = (await stage.ask("a", gpu=400).until("granted")).loads(400, 41)
         other = (await stage.ask("other", gpu=500).until("granted")).loads(500, 42)
-        b = await stage.ask("b", gpu=450).until("makes")  # the cheaper one leaves
+        b = await stage.ask("b", gpu=450).until("unloads")  # the cheaper one leaves
         first, second = (a, other) if a.ticket.claimed else (other, a)
         first.ticket.release()  # and the device goes on to show its memory
         await second.until("evict")  # so the next one must go
