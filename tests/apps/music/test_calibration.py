@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("sqlalchemy")
+import numpy as np
 
 from sqlalchemy import insert, select, update
 

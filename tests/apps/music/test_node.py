@@ -14,10 +14,6 @@ from urllib.parse import quote
 
 import pytest
 
-pytest.importorskip("sqlalchemy")
-pytest.importorskip("watchfiles")
-pytest.importorskip("numpy")
-pytest.importorskip("mutagen")
 
 from click.testing import CliRunner
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("sqlalchemy")
 
 from sqlalchemy import select, update
 

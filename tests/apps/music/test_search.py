@@ -6,8 +6,7 @@ import json
 
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("sqlalchemy")
+import numpy as np
 
 from sqlalchemy import insert, update
 

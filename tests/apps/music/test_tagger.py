@@ -309,7 +309,6 @@ def onnx(
 @pytest.fixture
 def essentia(tmp_path: Path) -> Path:
     """A model with a fixed batch of 4 windows of 128 frames, embeddings of 96, and a head on them, as Essentia's are."""
-    pytest.importorskip("onnxruntime")
     mean = [("ReduceMean", ["x", "axes"], "emb")]
     chance = np.random.default_rng(1)
     kernel = chance.standard_normal((96, 3)).astype(np.float32)

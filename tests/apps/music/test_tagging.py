@@ -9,9 +9,7 @@ from pathlib import Path
 
 import pytest
 
-np = pytest.importorskip("numpy")
-pytest.importorskip("sqlalchemy")
-pytest.importorskip("mutagen")
+import numpy as np
 
 from sqlalchemy import select, update
 
