@@ -115,7 +115,9 @@ def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, t
 
 def test_a_killed_worker_is_seen_to_crash_and_come_back(make_node, page: Page, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1", OSTLER_BACKOFF_MAX="5")
-    node.post("/api/v1/workers/worker:work:0/kill")  # so the next restart waits for two seconds: long enough to be seen
+    os.kill(
+        node.worker("worker:work:0")["pid"], signal.SIGKILL
+    )  # so the next restart waits for two seconds: long enough to be seen
     node.wait_worker("worker:work:0", "to be back", lambda w: (w["generation"], w["status"]) == (2, "healthy"))
     job = node.enqueue("wait_for", path=str(tmp_path / "go"))
     pid = node.wait_running(job)["pid"]

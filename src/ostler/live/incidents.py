@@ -198,6 +198,8 @@ class Incidents:
                     "warning", event.component, crash(event, ended), job=_job_of(event), detail=event.line
                 )
                 self._crashes[event.component] = (incident, event, time.monotonic())
+            case WorkerMoved(status="stopped", reason="killed"):
+                self.tell("info", event.component, f"{event.component} {event.how}{_job(_job_of(event), None)}")
             case WorkerMoved(status="healthy"):
                 if found := self._crashes.pop(event.component, None):
                     incident, crashed, at = found
