@@ -101,7 +101,7 @@ def test_cancel_retry_and_logs(node: Node) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("enqueue", "nope"), ["no task 'nope'", "add"]),
+        (("enqueue", "nope"), ["no task 'nope'; did you mean 'noop'?"]),
         (("enqueue", "add"), ["'a' is missing"]),
         (("enqueue", "add", "a=x"), ["'a' must be int", '"x"']),
         (("enqueue", "add", "a"), ["key=value"]),

@@ -23,6 +23,7 @@ from ostler.store import Store, now_ms
 
 _AT_ONCE = 10_000  # jobs that the node cancels in one request
 _DATA = 1000  # characters of an event's data in the terminal
+_WAITS = 1.0  # seconds that a queued job is watched before it is asked why it waits
 _ENDED = ("done", "failed", "cancelled")
 
 
@@ -256,8 +257,15 @@ def _watch(known: Settings, job: int) -> int:
             print(f"no node is running in {known.data_dir}; job {job} waits until you start one with 'ostler up'")
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
+            told, look = "no_node", time.monotonic() + _WAITS
             while True:
                 found = opened.jobs.find(job)
+                if found["status"] == "queued" and time.monotonic() >= look:
+                    look = time.monotonic() + _WAITS
+                    why = _waiting(known, opened, job)
+                    if why and why["reason"] not in ("next", "line", told):
+                        told = why["reason"]
+                        bar.console.print(f"job {job} waits: {why['text']}")
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,

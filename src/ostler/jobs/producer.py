@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ostler.errors import BadArguments, StoreBusy, StoreDoubt, StoreGone, UnknownTask
 from ostler.jobs import signature
 from ostler.jobs.options import check
+from ostler.names import no_task
 
 if TYPE_CHECKING:
     from ostler.config import Settings
@@ -33,7 +34,7 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     """A job that can be stored, or an InputError that says what is wrong with it. `tasks` holds rows of the tasks table."""
     declared = tasks.get(task) if isinstance(task, str) else None
     if declared is None:
-        raise UnknownTask(f"there is no task {task!r}; declared are: {', '.join(sorted(tasks)) or 'none'}")
+        raise UnknownTask(no_task(str(task), tasks))
     if type(args) is not dict and not isinstance(args, Mapping):  # the first is the quick one
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"

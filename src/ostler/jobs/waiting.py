@@ -47,12 +47,12 @@ def reason(f: Facts) -> dict[str, Any]:
         return _because("no_node", "no node is running; start one with 'ostler up'")
     if f.task is not None:
         text = (
-            f"no running node declares task {f.task!r}. A node runs the code that it was started with: restart it if the task is new. "
-            "Otherwise deploy an app that has it, or cancel the job"
+            f"no running node declares task {f.task!r}. A node runs the code that it was started with: if the task is new, restart the node "
+            "(or run it with 'ostler up --reload'). Otherwise deploy an app that has it, or cancel the job"
         )
         return _because("no_task", text)
     if not f.workers:
-        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
+        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or, if the queue is new, restart the node"
         return _because("no_worker", text)
     if f.paused_all:
         return _because("paused", "all pools are paused; to resume: ostler resume")

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from ostler.calls.model import leads_out
+from ostler.names import no_task
 from ostler.plane.access import Access
 from ostler.plane.call import (
     PATH,
@@ -228,8 +229,7 @@ class Calls:
         if task is None and name == RUNNING:
             return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
         if task is None or (inside and not task.is_server):
-            known = ", ".join(sorted(self.tasks)) or "none"
-            return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; known: {known}")
+            return Refuse(404, "UNKNOWN_TASK", no_task(name, self.tasks, where=" to call"))
         given = parse_qs(request.query.decode("latin-1"))
         named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:
