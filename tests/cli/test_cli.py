@@ -192,12 +192,19 @@ def test_check_names_what_the_app_declares(tmp_path: Path) -> None:
 def test_jobs_can_be_enqueued_while_no_node_runs(make_node) -> None:
     node = make_node("--pool", "work=1")
     node.stop()
-    job = json.loads(ostler("enqueue", "add", "a=1", "--json", "--data", str(node.folder)).stdout)["id"]
+    queued = ostler("enqueue", "add", "a=1", "--json", "--data", str(node.folder))
+    job, told = (
+        json.loads(queued.stdout)["id"],
+        f"ostler: no node is running in {node.folder}; start one with 'ostler up'",
+    )
+    for stderr in (queued.stderr, ostler("jobs", "--data", str(node.folder)).stderr):
+        assert stderr.startswith(told) and stderr.count("\n") == 1
     down = ostler("health", "--data", str(node.folder))
     assert down.returncode == 1
     assert "down" in down.stdout
     node.start()
     assert node.wait_job(job)["result"] == 2
+    assert ostler("jobs", "--data", str(node.folder)).stderr == ""
 
 
 def test_an_app_can_be_named_as_a_module(make_node) -> None:

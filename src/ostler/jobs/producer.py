@@ -157,7 +157,8 @@ class Producer:
             if not folder.exists():
                 private.prepare(folder, self.settings.group)
             log.warning(
-                "created a new store in %s, which no node has used yet. If you meant another one, set OSTLER_DATA",
+                "created a new store in %s, which no node has used yet. A data directory such as .ostler is relative to the current directory: if "
+                "the node runs in another one, set OSTLER_DATA to its data directory",
                 folder,
             )
         return Store.open(url, data, busy_timeout=self.settings.store_patience)
