@@ -23,6 +23,7 @@ from ostler.plane.call import (
     failure,
     head_at,
     is_json,
+    may_be_json,
     read_text,
     read_wishes,
     refused_by,
@@ -234,7 +235,7 @@ class Calls:
         named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:
             named = task.default  # what its body names is the server's own business
-        if named is None and is_json(request) and request.method in _WITH_BODY:
+        if named is None and may_be_json(request) and request.method in _WITH_BODY:
             return Peek(lambda r: self._peeked(r, task), _PEEK)
         return self._begin(request, task, named or task.default)
 
@@ -251,6 +252,8 @@ class Calls:
         try:
             told = json.loads(body)
         except (ValueError, RecursionError) as error:
+            if not is_json(request):
+                return self._begin(request, task, task.default)
             return Refuse(400, "BAD_JSON", f"the body is not JSON: {error}")
         named = told.get("model") if isinstance(told, dict) else None
         return self._begin(request, task, task.default if named is None else named)
