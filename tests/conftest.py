@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,9 @@ from tests.harness import APP, Node
 from tests.servers import Server, open_server
 from tests.stores import new_database, store_of
 
+
+# Where nothing may be cached, each of the hundreds of processes that the tests start would compile Ostler anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Files that take long come first, so that the last minutes of a run are not those of one file alone.
 LONG = (
