@@ -54,7 +54,7 @@ function banner() {
   const where = h("span", { class: "muted where" });
   const reasons = h("ul");
   const el = h("section", { class: "panel banner", "aria-label": "Health" }, mark, h("div", { class: "grow" }, h("p", { role: "status" }, word), reasons), where);
-  const WORDS = { healthy: "Everything is running normally", failing: "Running, but jobs are failing", paused: "All queues are paused", degraded: "Running, but something needs attention", error: "Something is not working" };
+  const WORDS = { healthy: "Everything is running normally", failing: "Healthy, but some jobs failed in the last hour", paused: "All queues are paused", degraded: "Running, but something needs attention", error: "Something is not working" };
   const SIGNS = { healthy: "✓", failing: "!", paused: "Ⅱ", degraded: "!", error: "✕" };
   const reason = (one) => {
     const words = h("a");
@@ -113,7 +113,7 @@ function figures() {
         text(done.more, pace ? `${whole(pace < 10 ? Math.round(pace * 10) / 10 : Math.round(pace))} per second` : "");
         text(failed.value, count(all.failed));
         const recent = failing().reduce((sum, one) => sum + one.count, 0);
-        text(failed.more, all.failed ? (recent ? `${count(recent)} in the last hour` : "none in the last hour") : "");
+        text(failed.more, all.failed ? (recent ? `${count(recent)} ${recent === 1 ? "failure" : "failures"} in the last hour` : "none in the last hour") : "");
         attr(failed.el, "data-bad", all.failed ? true : null);
       }
       const list = [...state.workers.values()];
