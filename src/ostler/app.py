@@ -69,6 +69,7 @@ class Ostler(Calling):
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
     hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
+    _places: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # pool -> where it was first named
     _producer: Producer | None = field(default=None, init=False, repr=False)
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
     _node: Settings | None = field(default=None, init=False, repr=False)
@@ -139,7 +140,8 @@ class Ostler(Calling):
             raise ConfigError(str(error)) from None
         pool_name(queue)
         if kind := self._taken(queue):
-            raise ConfigError(f"{queue!r} is already the name of {kind}; a job's queue needs another name")
+            raise self._clash(queue, kind, f"the queue of job {called!r}")
+        self._places.setdefault(queue, loading.line())
         parameters = signature.describe(function)
         row = {
             "name": called,
@@ -444,10 +446,16 @@ class Ostler(Calling):
 
     def _check_free(self, name: str) -> None:
         """Refuse a pool name that a queue, command, model or session pool already has."""
-        if kind := self._taken(name):
-            raise ConfigError(f"{name!r} is already the name of {kind}")
-        if any(task.queue == name for task in self.tasks.values()):
-            raise ConfigError(f"{name!r} is already the name of a job's queue")
+        queued = next((f"the queue of job {task.name!r}" for task in self.tasks.values() if task.queue == name), None)
+        if kind := self._taken(name) or queued:
+            raise self._clash(name, kind, "this")
+        self._places.setdefault(name, loading.line())
+
+    def _clash(self, name: str, kind: str, other: str) -> ConfigError:
+        return ConfigError(
+            f"{name!r} is already the name of {kind}{self._places.get(name, '')}; {other}{loading.line()} needs another name: queues, commands, "
+            "models and sessions share one set of names, because each has its own workers"
+        )
 
     def _taken(self, name: str) -> str | None:
         taken: dict[str, Mapping[str, Any]] = {

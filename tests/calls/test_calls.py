@@ -87,8 +87,12 @@ def test_the_model_is_named_in_the_body_the_query_or_a_header(models: Node) -> N
         models.post(f"{url}?model=org/big:7b", {"payload": pad}, **kind),
         models.post(url, {"payload": pad}, **kind, **{"x-ostler-model": "org/big:7b"}),
         models.post(url, {"model": "org/big:7b", "payload": pad}, **kind),
+        models.post(
+            url, {"payload": 1, "model": "org/big:7b"}, **{"content-type": "application/x-www-form-urlencoded"}
+        ),
     ]
-    assert [(status, body["model"]) for status, body in found] == [(200, "org/big:7b")] * 4
+    assert [(status, body["model"]) for status, body in found] == [(200, "org/big:7b")] * 5
+    assert found[-1][1]["result"]["payload"] == 1  # as from curl -d
     status, body = models.post(url, {"payload": pad, "model": "org/big:7b"}, **kind)
     assert (status, body["error"]["code"]) == (400, "NO_MODEL")  # so far back in so large a body it is not looked for
 

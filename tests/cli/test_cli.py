@@ -74,8 +74,10 @@ def test_workers_health_pause_resume_drain_restart_reset(node: Node) -> None:
     assert ostler("restart", "other", *where).returncode == 0
     node.wait_status("worker:other:0", "healthy")
     assert ostler("reset", "worker:work:0", *where).returncode == 0
+    before = node.worker("worker:other:0")["generation"]
     assert ostler("kill", "worker:other:0", *where).returncode == 0
-    node.wait_worker("worker:other:0", "again", lambda w: w["status"] == "healthy" and w["restart_count"] == 1)
+    again = node.wait_worker("worker:other:0", "again", lambda w: w["status"] == "healthy" and w["generation"] > before)
+    assert again["restart_count"] == 0
     refused(ostler("drain", "nope", *where), "no worker or pool 'nope'", "worker:work:0")
 
 
@@ -99,7 +101,7 @@ def test_cancel_retry_and_logs(node: Node) -> None:
 @pytest.mark.parametrize(
     ("args", "words"),
     [
-        (("enqueue", "nope"), ["no task 'nope'", "add"]),
+        (("enqueue", "nope"), ["no task 'nope'; did you mean 'noop'?"]),
         (("enqueue", "add"), ["'a' is missing"]),
         (("enqueue", "add", "a=x"), ["'a' must be int", '"x"']),
         (("enqueue", "add", "a"), ["key=value"]),
@@ -190,12 +192,19 @@ def test_check_names_what_the_app_declares(tmp_path: Path) -> None:
 def test_jobs_can_be_enqueued_while_no_node_runs(make_node) -> None:
     node = make_node("--pool", "work=1")
     node.stop()
-    job = json.loads(ostler("enqueue", "add", "a=1", "--json", "--data", str(node.folder)).stdout)["id"]
+    queued = ostler("enqueue", "add", "a=1", "--json", "--data", str(node.folder))
+    job, told = (
+        json.loads(queued.stdout)["id"],
+        f"ostler: no node is running in {node.folder}; start one with 'ostler up'",
+    )
+    for stderr in (queued.stderr, ostler("jobs", "--data", str(node.folder)).stderr):
+        assert stderr.startswith(told) and stderr.count("\n") == 1
     down = ostler("health", "--data", str(node.folder))
     assert down.returncode == 1
     assert "down" in down.stdout
     node.start()
     assert node.wait_job(job)["result"] == 2
+    assert ostler("jobs", "--data", str(node.folder)).stderr == ""
 
 
 def test_an_app_can_be_named_as_a_module(make_node) -> None:

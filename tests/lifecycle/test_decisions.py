@@ -116,7 +116,7 @@ def judged(
         0.0,
         status=status,
         killing=killing,
-        on_purpose=killing in ("job-timeout", "cancelled"),
+        on_purpose=killing in ("job-timeout", "cancelled", "killed"),
     )
     history = History(clean=tuple(range(clean)))
     end = ends.judge(worker, Ended(code, 0.0, None), history, 5, LIMITS, memory_ran_out=oom)
@@ -142,7 +142,7 @@ def judged(
         ({"code": -9, "killing": "startup-deadline", "status": Status.STARTING}, ("startup-deadline", "crash", -9)),
         ({"code": -9, "killing": "job-timeout"}, ("job-timeout", "asked", -9)),
         ({"code": -9, "killing": "cancelled"}, ("cancelled", "asked", -9)),
-        ({"code": -9, "killing": "killed"}, ("killed", "crash", -9)),
+        ({"code": -9, "killing": "killed"}, ("killed", "asked", -9)),
     ],
 )
 def test_every_end_has_a_reason_a_kind_and_a_code(given: dict, expected: tuple[str, str, int]) -> None:

@@ -26,6 +26,12 @@ def node(tmp_path_factory):
     ("body", "status", "code", "says"),
     [
         ({"task": "nope"}, 422, "UNKNOWN_TASK", "there is no task 'nope'"),
+        (
+            {"task": "ad"},
+            422,
+            "UNKNOWN_TASK",
+            "did you mean 'add'? A node knows the tasks of the code that it was started with",
+        ),
         ({"task": 5}, 422, "BAD_ARGUMENTS", "task"),
         ({}, 422, "BAD_ARGUMENTS", "task"),
         ({"task": "add"}, 422, "BAD_ARGUMENTS", "'a' is missing"),

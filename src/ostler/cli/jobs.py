@@ -20,9 +20,11 @@ from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import Store, now_ms
+from ostler.store.database import place
 
 _AT_ONCE = 10_000  # jobs that the node cancels in one request
 _DATA = 1000  # characters of an event's data in the terminal
+_WAITS = 1.0  # seconds that a queued job is watched before it is asked why it waits
 _ENDED = ("done", "failed", "cancelled")
 
 
@@ -71,6 +73,7 @@ def enqueue(
             show.as_json({**opened.jobs.get(job), "duplicate": not new})
         elif new:
             print(f"job {job} is queued in {opened.jobs.get(job)['queue']}; follow it with: ostler jobs {job} --watch")
+        client.tell_no_node(known, opened)
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -144,6 +147,7 @@ def jobs(
             return
         filters = {"status": status, "queue": queue, "task": task, "code": code}
         page, following = opened.jobs.list(**filters, batch=batch, limit=limit, cursor=cursor)
+        client.tell_no_node(known, opened)
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
@@ -182,9 +186,9 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
-    return explain(
-        opened, job, now_ms(), nobody=not opened.db.shared
-    )  # none runs here: no heartbeat counts, however young
+    where = place(known.store, known.data_dir)
+    # None runs here: no heartbeat counts, however young.
+    return explain(opened, job, now_ms(), nobody=not opened.db.shared, where=where)
 
 
 def _detail(job: dict[str, Any]) -> None:
@@ -252,12 +256,19 @@ def _watch(known: Settings, job: int) -> int:
     )
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
-        if found["status"] not in _ENDED and node_url(known) is None:
-            print(f"no node is running in {known.data_dir}; job {job} waits until you start one with 'ostler up'")
+        if found["status"] not in _ENDED:
+            client.tell_no_node(known, opened)
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
+            told, look = "no_node", time.monotonic() + _WAITS
             while True:
                 found = opened.jobs.find(job)
+                if found["status"] == "queued" and time.monotonic() >= look:
+                    look = time.monotonic() + _WAITS
+                    why = _waiting(known, opened, job)
+                    if why and why["reason"] not in ("next", "line", told):
+                        told = why["reason"]
+                        bar.console.print(f"job {job} waits: {why['text']}")
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,

@@ -24,6 +24,9 @@ from ostler.cli.options import place
 @click.option("--name", help="The node's name (default: the host name).")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--reload", is_flag=True, help="Start again whenever a file of the app changes (for development).")
+@click.option(
+    "--imports", is_flag=True, hidden=True, help="Load and check the app, print its files, and start nothing."
+)
 def up(
     app: str,
     data: str | None,
@@ -31,6 +34,7 @@ def up(
     file: Path | None,
     pools: tuple[str, ...],
     reload: bool,
+    imports: bool,
     **flags: Any,
 ) -> None:
     """Start a node for APP: path/to/file.py, package.module or package.module:name.
@@ -46,11 +50,22 @@ def up(
 
         root = Path(app).resolve().parent if app.endswith(".py") else Path.cwd()
         arguments = [argument for argument in sys.argv[2:] if argument != "--reload"]
-        sys.exit(reloading.serve(arguments, root, Path(data or ".ostler").resolve()))
+        sys.exit(
+            reloading.serve(
+                arguments, root, Path(data or ".ostler").resolve(), (file or config.file_of(os.environ)).resolve()
+            )
+        )
     loaded = apps.load(app)
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
     )
+    if imports:
+        from ostler.check import check_app  # noqa: PLC0415
+        from ostler.cli import reload as reloading  # noqa: PLC0415
+
+        check_app(settings, loaded, app)
+        print(reloading.imports())
+        return
     for warning in config.strangers():
         print(f"ostler: warning: {warning}", file=sys.stderr)
     from ostler.runtime import serve  # noqa: PLC0415  only this command needs the web framework

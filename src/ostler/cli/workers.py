@@ -137,7 +137,11 @@ restart = _verb(
     "restart", "Restart WORKER after it has finished its current work; also clears a failed state.", "is restarting"
 )
 reset = _verb("reset", "Clear the crash history of WORKER, so that a failed worker can be started again.", "was reset")
-kill = _verb("kill", "Kill WORKER with SIGKILL. Its job counts a crash and runs again.", "was killed")
+kill = _verb(
+    "kill",
+    "Kill WORKER with SIGKILL. Its job runs again; that counts neither as a crash nor as an attempt.",
+    "was killed",
+)
 
 
 def _flag(name: str, help_: str) -> click.Command:

@@ -259,13 +259,15 @@ class Awaiting:
 
         def read(store: Store) -> View:
             from ostler.jobs.waiting import explain  # noqa: PLC0415
+            from ostler.store.database import place  # noqa: PLC0415
 
             found = store.jobs.find(job)
             if errors or found["status"] in ("failed", "cancelled"):
                 found["errors"] = store.jobs.errors(job)
             if explained:
                 nobody = not store.db.shared and node_url(settings) is None
-                found["waiting_for"] = explain(store, job, store.now(), nobody=nobody)
+                where = place(settings.store, settings.data_dir)
+                found["waiting_for"] = explain(store, job, store.now(), nobody=nobody, where=where)
             return found
 
         return self.producer.read(read)

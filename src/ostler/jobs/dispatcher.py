@@ -419,13 +419,13 @@ class Dispatcher:
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
+        how = ends.words(end.reason, end.code, end.signal)
         if seat.timed_out:
             return verdict.timed_out(ran, self._policy, seat.last_lines())
         if seat.cancel_by is not None:
             return verdict.cancelled(ran)
         if end.kind == "asked":
-            return verdict.aborted(ran)
-        how = ends.words(end.reason, end.code, end.signal)
+            return verdict.aborted(ran, end.reason, how)
         doubtful, printed = seat.worker.pool.doubtful, seat.last_lines()
         return verdict.crashed(ran, end.reason, how, self._policy, printed, doubtful=doubtful)
 

@@ -113,8 +113,12 @@ def queue(
     workers: int,
     paused: bool,
     rate: float | None = None,
+    stuck: int = 0,
 ) -> dict[str, Any]:
-    """A queue (seed 001: QueueState). `avg_time` and `eta` are seconds; `eta` counts from the event's timestamp, None: nobody can tell."""
+    """A queue (seed 001: QueueState). `avg_time` and `eta` are seconds; `eta` counts from the event's timestamp, None: nobody can tell.
+
+    `stuck`: how many of the pending jobs no running node can run, because none declares their task.
+    """
     pending = counts.get("queued", 0)
     done = totals.get("done", 0)
     if average is None and done:
@@ -128,16 +132,17 @@ def queue(
         "completed": done,
         "failed": counts.get("failed", 0),
         "avg_time": None if average is None else round(average, 4),
-        "eta": rates.eta(pending, running_for, average, 0 if paused else workers, rate=rate),
+        "eta": rates.eta(pending, running_for, average, 0 if paused or stuck else workers, rate=rate),
         "paused": paused,
         "workers": workers,
+        "stuck": stuck,
         "recent": recent,
     }
 
 
 def all_queues(states: Sequence[Mapping[str, Any]], recent: Mapping[str, Any] | None) -> dict[str, Any]:
     """All queues in one (seed 001: queue_type None). The average is weighed by what was completed; the last queue decides the ETA."""
-    summed = ("pending", "scheduled", "running", "completed", "failed", "workers")
+    summed = ("pending", "scheduled", "running", "completed", "failed", "workers", "stuck")
     known = [s for s in states if s["avg_time"] is not None]
     weight = sum(s["completed"] for s in known)
     etas = [s["eta"] for s in states]
