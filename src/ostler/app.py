@@ -140,15 +140,15 @@ class Ostler(Calling):
         pool_name(queue)
         if kind := self._taken(queue):
             raise ConfigError(f"{queue!r} is already the name of {kind}; a job's queue needs another name")
-        parameters = signature.describe(function)
+        described = signature.describe(function)
         row = {
             "name": called,
             "queue": queue,
             **options,
-            "policy": checked(called, policy, parameters),
-            "parameters": parameters,
+            "policy": checked(called, policy, described.parameters),
+            "parameters": described.parameters,
         }
-        task: Task[..., Any] = Task(self, function, row, env)
+        task: Task[..., Any] = Task(self, function, row, described, env)
         self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
         self.tasks[called] = task
         if cron is not None:

@@ -62,7 +62,7 @@ class JobId(int, Generic[R_co]):
         Raises JobFailed, JobCancelled or JobTimeout, or NotFound if there is no such job, for example because the transaction that
         enqueued it has not been committed. Inside another job, a timeout is required.
         """
-        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
@@ -71,13 +71,13 @@ class JobId(int, Generic[R_co]):
                 view = awaiting.ended(job, until)
                 before, job = job, self._newest()
                 if job == before or view["status"] != "done":
-                    return cast("R_co", outcome(view, timeout))
+                    return cast("R_co", self._outcome(view, timeout))
 
     async def result_async(self, timeout: Timeout = None) -> R_co:  # noqa: ASYNC109  the job goes on, nothing is cancelled
         """Like `result`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
-        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
@@ -86,7 +86,7 @@ class JobId(int, Generic[R_co]):
                 view = await awaiting.ended_async(job, until)
                 before, job = job, await asyncio.to_thread(self._newest) if self._is_chain else job
                 if job == before or view["status"] != "done":
-                    return cast("R_co", outcome(view, timeout))
+                    return cast("R_co", self._outcome(view, timeout))
 
     def info(self) -> dict[str, Any]:
         """The current state of the job: all fields of `GET /api/v1/jobs/{id}` except the timeline. Raises NotFound."""
@@ -135,6 +135,16 @@ class JobId(int, Generic[R_co]):
                 f"job {int(self)}: this id has no app (it was copied or pickled); use app.find({int(self)})"
             )
         return self._app
+
+    def _outcome(self, view: dict[str, Any], timeout: Timeout) -> Any:
+        """The result, as the type that the function is annotated with. One that does not fit the annotation stays JSON."""
+        from ostler.jobs import kinds  # noqa: PLC0415
+        from ostler.jobs.awaiting import outcome  # noqa: PLC0415
+
+        value, task = outcome(view, timeout), self._known.tasks.get(view["task"])
+        if task is None or (load := task.returns.load) is None or not kinds.fits(task.returns.kind, value):
+            return value
+        return load(value)
 
     def _newest(self) -> int:
         """The job that it currently stands for."""

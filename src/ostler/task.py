@@ -12,7 +12,7 @@ from ostler import loading
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Step
 from ostler.handles import JobId, R_co
-from ostler.jobs import signature
+from ostler.jobs import kinds, signature
 from ostler.jobs.handle import Job
 from ostler.jobs.options import JobOptions, check, plain
 
@@ -32,7 +32,14 @@ class Task(Generic[P, R_co]):
     returns when awaited.
     """
 
-    def __init__(self, app: Ostler, function: Callable[..., R_co], row: dict[str, Any], env: str | None = None) -> None:
+    def __init__(
+        self,
+        app: Ostler,
+        function: Callable[..., R_co],
+        row: dict[str, Any],
+        described: signature.Signature,
+        env: str | None = None,
+    ) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self.function = function
@@ -40,7 +47,9 @@ class Task(Generic[P, R_co]):
         self.name: str = row["name"]
         self.queue: str = row["queue"]
         self.env = env
-        self.parameters: signature.Parameters = row["parameters"]
+        self.parameters = described.parameters
+        self.loads = described.loads  # arguments that are converted; for most tasks none
+        self.returns = described.returns
         self._names = list(inspect.signature(function).parameters)[1:]
         self._options: dict[str, Any] = {}
 
@@ -94,7 +103,7 @@ class Task(Generic[P, R_co]):
     def _many(self, many: Iterable[dict[str, Any]], connection: Any) -> tuple[list[NewJob], Any]:
         options = {**self._options}
         own = options.pop("connection", None)
-        prepared = [Step[Any](self._app, self.row, args, options).prepared() for args in many]
+        prepared = [Step[Any](self._app, self.row, self._plain(args), options).prepared() for args in many]
         return prepared, own if connection is None else connection
 
     @overload
@@ -149,7 +158,13 @@ class Task(Generic[P, R_co]):
             raise BadArguments(f"task {self.name!r} takes {len(self._names)} arguments, found {len(args)}")
         if twice := named.keys() & kwargs.keys():
             raise BadArguments(f"task {self.name!r}: {', '.join(sorted(twice))} given twice")
-        return named | kwargs
+        return self._plain(named | kwargs)
+
+    def _plain(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as JSON, where the annotations say how."""
+        if not self.loads or not isinstance(args, dict):
+            return args
+        return {name: kinds.plain(value) if name in self.loads else value for name, value in args.items()}
 
     def __repr__(self) -> str:
         return f"<Task {self.name} queue={self.queue}>"

@@ -187,6 +187,7 @@ RUNS: list[tuple[str, dict[str, object]]] = [
     ("cancels", {"why": "nobody wants it"}),
     ("cancels", {}),
     ("says_cancelled", {}),
+    ("typed", {"at": "2026-01-31T12:00:00Z", "place": "a.txt", "every": 1.5}),
     ("returns", {"what": "set"}),
     ("returns", {"what": "big"}),
     ("returns", {"what": "deep"}),

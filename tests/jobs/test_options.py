@@ -122,7 +122,7 @@ def test_chains_and_callbacks_take_single_steps() -> None:
 def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
     def cut(job, source: str, user: str = "me", size: tuple = (1, 2), where: object = object) -> None: ...
 
-    task = {**TASK, "parameters": describe(cut)}
+    task = {**TASK, "parameters": describe(cut).parameters}
 
     def keys(policy: dict, **args: object) -> tuple[str | None, str | None]:
         found = prepare({"t": {**task, "policy": policy}}, "t", args, 1000)

@@ -73,14 +73,14 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     settings = loaded.settings({"data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file)
     from ostler.check import check_app, warnings  # noqa: PLC0415
     from ostler.cli import show  # noqa: PLC0415
-    from ostler.jobs import signature  # noqa: PLC0415
+    from ostler.jobs import kinds  # noqa: PLC0415
 
     check_app(settings, loaded, app)
 
     rows: list[Any] = []
     for task in loaded.tasks.values():
         takes = ", ".join(
-            p["name"] if p["name"] == "**" else f"{p['name']}: {signature.words(p['type'])}" for p in task.parameters
+            p["name"] if p["name"] == "**" else f"{p['name']}: {kinds.words(p['type'])}" for p in task.parameters
         )
         rows.append(
             (f"{task.name}({takes})", task.queue, settings.pool(task.queue, loaded.pools.get(task.queue)).workers)
