@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, TypeVar, Unpack
 
-from ostler import loading
+from ostler import habits, loading
 from ostler.calls import model as models_of
 from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
@@ -53,9 +53,10 @@ class Command:
 
 
 @dataclass(eq=False)
-class Ostler(Calling):
+class Ostler(Calling, habits.Hinting):
     """An app: everything that one file declares. `store` and `data` are defaults; ostler.toml, OSTLER_* variables and flags override them."""
 
+    _hints: ClassVar = habits.APP
     store: str | None = None
     data: str | None = None
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
@@ -91,6 +92,7 @@ class Ostler(Calling):
         env: str | None = None,
         gpu_mb: float = 0,
         memory_mb: float = 0,
+        **unknown: Never,
     ) -> Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
@@ -109,6 +111,8 @@ class Ostler(Calling):
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
+        for option, given in unknown.items():  # type: ignore[var-annotated]
+            raise ConfigError(f"@app.job has no option {option!r}{habits.option(option, given)}")
         waits = None if backoff is None else tuple(in_seconds(wait) for wait in backoff)
         timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
         policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
+from ostler import habits
 from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ Status = Literal["queued", "processing", "done", "failed", "cancelled"]
 _PAGE = 200  # jobs or events that are read at once
 
 
-class JobId(int, Generic[R_co]):
+class JobId(int, habits.Hinting, Generic[R_co]):
     """The id of a job: an int with methods to read the job's state and to wait for its result.
 
     The id of a chain is that of its first job and stands for the whole chain: `result` is the last step's, everything else describes
     the newest step.
     """
 
+    _hints = habits.ID
     _app: Ostler | None = None
     _is_chain = False
     _is_guest = False  # stored in a transaction of the caller

@@ -8,7 +8,7 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from ostler import loading
+from ostler import habits, loading
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Step
 from ostler.handles import JobId, R_co
@@ -25,12 +25,14 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Task(Generic[P, R_co]):
+class Task(habits.Hinting, Generic[P, R_co]):
     """A declared job. `enqueue` stores a job for the workers; calling the task runs the plain function in this process.
 
     Type checkers see the function's parameters and its return type; for an async function, ids and steps have the type that it
     returns when awaited.
     """
+
+    _hints = habits.TASK
 
     def __init__(
         self,
@@ -53,9 +55,20 @@ class Task(Generic[P, R_co]):
         self._names = list(inspect.signature(function).parameters)[1:]
         self._options: dict[str, Any] = {}
 
-    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the plain function, without queue or worker."""
-        return self.function(job, *args, **kwargs)
+    if TYPE_CHECKING:
+
+        def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
+            """Call the plain function, without queue or worker."""
+
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not args or isinstance(args[0], str | int | float | list | dict):  # an argument, not a job handle
+                raise TypeError(
+                    f"calling task {self.name!r} runs its function here, with a job handle as the first argument. "
+                    f"To enqueue a job, use {self.name}.enqueue(…)"
+                )
+            return self.function(*args, **kwargs)
 
     @overload
     def enqueue(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> JobId[T]: ...

@@ -210,6 +210,9 @@ def test_the_function_and_the_caller_get_the_annotated_types() -> None:
     def later(job: Job, order: Order) -> date:
         return order.at.date()
 
+    @app.job(queue="q")
+    def dated(job: Job, days: list[date], more: Any, any_of: dict[str, Any] | date) -> None: ...
+
     @app.job(queue="q", attempts=5)
     def positive(job: Job, size: Positive) -> None: ...
 
@@ -231,6 +234,10 @@ def test_the_function_and_the_caller_get_the_annotated_types() -> None:
             remind.enqueue(at=NOON, order={"id": str(KEY), "at": NOON, "path": 5})  # type: ignore[arg-type]
         with pytest.raises(BadArguments, match=r"datetime is not JSON serializable \('more'; annotate the parameter"):
             remind.enqueue(at=NOON, more={"when": NOON})
+        endless: list[Any] = []
+        endless.append(endless)
+        with pytest.raises(BadArguments, match="cannot be written as JSON: .*nested|Circular"):
+            dated.enqueue(days=[NOON.date()], more=endless, any_of={"x": endless})
         with pytest.raises(
             JobFailed, match="BAD_ARGUMENTS.*'size' is refused by its type: ValueError: -1 is not positive"
         ):

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ostler import BadArguments, ConfigError, Ostler, Retry, Snooze
+from ostler import BadArguments, ConfigError, Job, Ostler, Retry, Snooze
 from ostler.jobs.producer import prepare
 from ostler.jobs.signature import describe
+from ostler.testing import Bench
 
 TASK = {
     "name": "t",
@@ -161,3 +162,44 @@ def test_times_may_be_datetimes_and_timedeltas() -> None:
         task.options(run_at=hour)
     with pytest.raises(BadArguments, match="delay must be a number of seconds"):
         task.options(delay=noon)
+
+
+habits = Ostler()
+
+
+@habits.job(queue="q")
+def add(job: Job, a: int = 0) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "hint"),
+    [
+        ("app.job(retries=3)", ConfigError, "no option 'retries'; use attempts=4, which counts all runs, the first one included"),
+        ("app.job(max_retries=None)", ConfigError, "use attempts=…, which"),
+        ("app.job(bind=True)", ConfigError, "use nothing: the first parameter is always the job handle"),
+        ("app.job(speed=5)", ConfigError, r"no option 'speed'$"),
+        ("app.task()", AttributeError, "'Ostler' object has no attribute 'task'; use @app.job"),
+        ("app.send_task('add')", AttributeError, r"use task\.enqueue\(…\): import the task"),
+        ("app.nothing", AttributeError, "no attribute 'nothing'$"),
+        ("add.delay(1)", AttributeError, r"'Task' object has no attribute 'delay'; use task\.enqueue"),
+        ("add.apply_async(countdown=5)", AttributeError, r"use task\.enqueue\(…\), with task\.options\(delay=…\)"),
+        ("add(a=1)", TypeError, r"calling task 'add' runs its function here.*use add\.enqueue"),
+        ("add(1)", TypeError, r"use add\.enqueue"),
+        ("add.options(countdown=5)", BadArguments, "'countdown' is not an option; use delay=…"),
+        ("add.options(retries=0)", BadArguments, "use attempts=1"),
+        ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write task\.options\(delay=…\)"),
+        ("add.enqueue(a=1, eta=5)", BadArguments, "'eta' is not a parameter; use run_at"),
+        ("add.enqueue(a=1).get(timeout=5)", AttributeError, r"'JobId' object has no attribute 'get'; use job\.result\(timeout=…\)"),
+        ("add.enqueue(a=1).nothing", AttributeError, "no attribute 'nothing'$"),
+        ("Job(1, 't', 1, 0, 1, print).retry(countdown=5)", AttributeError, r"use raise Retry\(after=…\)"),
+    ],
+)  # fmt: skip
+def test_a_word_of_another_job_queue_is_answered_with_ours(code: str, kind: type[Exception], hint: str) -> None:
+    with Bench(habits), pytest.raises(kind, match=hint):
+        eval(code, {"app": habits, "add": add, "Job": Job})
+
+
+def test_the_plain_function_can_be_called_with_any_handle() -> None:
+    assert (add(Job(1, "t", 1, 0, 1, print), a=1), add(None, 2)) == (1, 2)
+    assert not hasattr(add, "delay") and not hasattr(habits, "task")

@@ -23,6 +23,7 @@ from datetime import date, datetime, time, timedelta
 from pathlib import PurePath
 from typing import Any, NamedTuple
 
+DEEPEST = 200  # levels of lists and objects in arguments, results and events: far from where any reader of JSON stops
 Load = Callable[[Any], Any]
 
 
@@ -375,16 +376,16 @@ def simple(value: Any) -> Any:
 _TEXTS = (("uuid", "UUID"), ("decimal", "Decimal"))  # not imported here: nobody has one who has not
 
 
-def plain(value: Any) -> Any:
-    """The value with everything in it as JSON. What is of no known type stays as it is."""
-    if type(value) in _SCALARS:
+def plain(value: Any, levels: int = DEEPEST) -> Any:
+    """The value with everything in it as JSON. What is of no known type, or nested deeper than that, stays as it is."""
+    if type(value) in _SCALARS or levels < 0:
         return value
     if isinstance(value, dict):
-        return {k if type(k) is str else _key(k): plain(v) for k, v in value.items()}
+        return {k if type(k) is str else _key(k): plain(v, levels - 1) for k, v in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(v) for v in value]
+        return [plain(v, levels - 1) for v in value]
     try:
-        return plain(simple(value))
+        return plain(simple(value), levels - 1)
     except TypeError:
         return value
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
 
+from ostler import habits
 from ostler.errors import BadArguments
 from ostler.jobs.outcome import in_seconds
 
@@ -86,7 +87,8 @@ def check(whose: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         option = OPTIONS.get(name)
         if option is None:
-            raise BadArguments(f"{whose}: {name!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
+            hint = habits.option(name, value) or f"; known are: {', '.join(sorted(OPTIONS))}"
+            raise BadArguments(f"{whose}: {name!r} is not an option{hint}")
         if value is not None and not _fits(option, value):
             raise BadArguments(f"{whose}: {name} must be {option.wanted}, found {value!r}{_hint(name, value)}")
 

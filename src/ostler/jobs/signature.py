@@ -13,11 +13,12 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from ostler import habits
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import kinds
-from ostler.jobs.kinds import Load, Type
+from ostler.jobs.kinds import DEEPEST, Load, Type
+from ostler.jobs.options import OPTIONS
 
-DEEPEST = 200  # levels of lists and objects in arguments, results and events: far from where any reader of JSON stops
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^"\[\]{}]+')  # all of a JSON text but its brackets
 
 # name, type, required, default where it is JSON; or {"name": "**"} for a task that takes anything
@@ -108,7 +109,7 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in known:
             if "**" not in known:
-                complaints.append(f"{name!r} is not a parameter")
+                complaints.append(f"{name!r} is not a parameter{_as_option(name)}")
         elif name != "**" and not kinds.fits(known[name]["type"], value):
             complaints.append(str(kinds.complaint(name, known[name]["type"], value)))
     if complaints:
@@ -117,6 +118,12 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
             for n, p in known.items()
         )
         raise BadArguments(f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
+
+
+def _as_option(name: str) -> str:
+    if name in OPTIONS:
+        return f"; as an option, write task.options({name}=…).enqueue(…)"
+    return habits.option(name) if name in habits.OPTIONS else ""
 
 
 def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict[str, Any]:
