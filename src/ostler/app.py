@@ -113,7 +113,8 @@ class Ostler(Calling, habits.Hinting):
             raise ConfigError("write @app.job() with parentheses")
         for option, given in unknown.items():  # type: ignore[var-annotated]
             raise ConfigError(f"@app.job has no option {option!r}{habits.option(option, given)}")
-        waits = None if backoff is None else tuple(in_seconds(wait) for wait in backoff)
+        steps = backoff if isinstance(backoff, tuple | list | None) else (backoff,)
+        waits = None if steps is None else tuple(in_seconds(wait) for wait in steps)
         timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
         policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}

@@ -66,6 +66,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """
         from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
+        __tracebackhide__ = True  # pytest shows the caller's line
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
             job = self._newest()
@@ -81,6 +82,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
 
         from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
+        __tracebackhide__ = True  # pytest shows the caller's line
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
             job = await asyncio.to_thread(self._newest) if self._is_chain else self.id
@@ -143,6 +145,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         from ostler.jobs import kinds  # noqa: PLC0415
         from ostler.jobs.awaiting import outcome  # noqa: PLC0415
 
+        __tracebackhide__ = True
         value, task = outcome(view, timeout), self._known.tasks.get(view["task"])
         if task is None or (load := task.returns.load) is None or not kinds.fits(task.returns.kind, value):
             return value

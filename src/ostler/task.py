@@ -14,7 +14,8 @@ from ostler.flows import Step
 from ostler.handles import JobId, R_co
 from ostler.jobs import kinds, signature
 from ostler.jobs.handle import Job
-from ostler.jobs.options import JobOptions, check, plain
+from ostler.jobs.options import JobOptions, check, duration_hint, plain
+from ostler.jobs.outcome import is_wait
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -227,11 +228,17 @@ def checked(task: str, policy: dict[str, Any], parameters: signature.Parameters)
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9
     ):
-        raise ConfigError(f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
+        raise ConfigError(
+            f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}{duration_hint(seconds)}"
+        )
     if seconds is not None and unique is False:
         unique = True
-    if backoff is not None and not (len(backoff) == 2 and 0 <= backoff[0] <= backoff[1] < 1e9):
-        raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
+    if backoff is not None and not (
+        len(backoff) == 2 and all(map(is_wait, backoff)) and 0 <= backoff[0] <= backoff[1] < 1e9
+    ):
+        raise ConfigError(
+            f"job {task!r}: backoff must be (first, longest) in seconds or as timedeltas, found {backoff!r}"
+        )
     found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}
     found["backoff"] = None if backoff is None else {"base": backoff[0], "max": backoff[1]}
     return {k: v for k, v in found.items() if v not in (None, False, 0)}

@@ -29,6 +29,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast, overload
@@ -41,6 +42,7 @@ from ostler.handles import JobId
 from ostler.jobs import execute, handle, producer, schedule, verdict
 from ostler.jobs.awaiting import Awaiting, would_hang
 from ostler.jobs.handle import Job
+from ostler.jobs.outcome import in_seconds
 from ostler.jobs.verdict import Policy, Ran
 from ostler.jobs.waiting import Facts, reason
 from ostler.store import Store
@@ -259,9 +261,9 @@ class Bench:
             raise BadArguments(f"the app declares no model {task!r}; declared are: {known}")
         self._models.answers[task] = answer
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward; schedules that are due enqueue their jobs."""
-        self.now += seconds
+    def advance(self, seconds: float | timedelta) -> None:
+        """Move the clock forward by seconds or a timedelta; schedules that are due enqueue their jobs."""
+        self.now += in_seconds(seconds)
         self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
     def run(self, most: int = _MOST) -> int:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -307,7 +309,7 @@ def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:
             late.result(timeout=10**6)
         with pytest.raises(BadArguments, match=r"job \d+ \(double\) is queued: .*call bench\.advance\(90\) first"):
             asyncio.run(late.result_async())
-        bench.advance(90)
+        bench.advance(timedelta(seconds=90))
         assert late.result() == 12
 
         assert rare.enqueue().result() == 1
@@ -328,6 +330,15 @@ def test_waiting_for_a_job_that_will_be_retried_says_why() -> None:
             BadArguments, match=r"is queued after OSError: try 1 failed.*: it is scheduled .*; call bench.advance"
         ):
             job.result()
+
+
+def test_a_failure_is_shown_once_and_at_the_line_that_waited() -> None:
+    with Bench(work.app), pytest.raises(JobFailed) as found:
+        work.exits.enqueue().result()
+    shown = [entry for entry in found.traceback if not entry.ishidden(found)]
+    assert [Path(entry.path).name for entry in shown] == ["test_bench.py"]
+    assert repr(found.value) == f"JobFailed({str(found.value)!r})" and "Traceback" not in repr(found.value)
+    assert "".join(traceback.format_exception(found.value)).count("in exits") == 1
 
 
 def test_the_callback_of_a_batch_and_cancelling_one() -> None:

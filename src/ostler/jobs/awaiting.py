@@ -56,6 +56,7 @@ def deadline(timeout: float | timedelta | None) -> float | None:
 
 def outcome(view: View, timeout: float | timedelta | None = None) -> Any:
     """The result of a job that is done. Raises JobFailed, JobCancelled, or JobTimeout when it has not ended."""
+    __tracebackhide__ = True
     status, job, task = view["status"], view["id"], view["task"]
     if status == "done":
         return view["result"]

@@ -113,11 +113,23 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
         elif name != "**" and not kinds.fits(known[name]["type"], value):
             complaints.append(str(kinds.complaint(name, known[name]["type"], value)))
     if complaints:
-        takes = ", ".join(
-            "**" if n == "**" else f"{n}: {kinds.words(p['type'])}{'' if p['required'] else ' = …'}"
-            for n, p in known.items()
+        raise BadArguments(
+            f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({words(parameters)})"
         )
-        raise BadArguments(f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
+
+
+def words(parameters: Parameters) -> str:
+    """The parameters for people, with their defaults."""
+    return ", ".join(
+        "**" if p["name"] == "**" else f"{p['name']}: {kinds.words(p['type'])}{_default(p)}" for p in parameters
+    )
+
+
+def _default(parameter: Mapping[str, Any]) -> str:
+    if parameter["required"]:
+        return ""
+    text = json.dumps(parameter["default"], ensure_ascii=False) if "default" in parameter else "…"
+    return f" = {text if len(text) <= 40 else '…'}"
 
 
 def _as_option(name: str) -> str:
