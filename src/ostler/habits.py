@@ -57,7 +57,7 @@ class Hinting:
 APP = {
     "task": "@app.job(…)", "actor": "@app.job(…)", "shared_task": "@app.job(…)",
     "periodic": _CRON, "periodic_task": _CRON, "add_periodic_task": "app.cron(…)", "schedule": "app.cron(…)", "on_after_configure": "app.cron(…)",
-    "enqueue": _ENQUEUE, "send_task": f"{_ENQUEUE}: import the task from the file that declares it", "defer": _ENQUEUE,
+    "enqueue": _ENQUEUE, "send_task": f"{_ENQUEUE}: import the task from the file that declares it, or POST /api/v1/jobs", "defer": _ENQUEUE,
     "AsyncResult": _FIND, "fetch_job": _FIND, "get_job": _FIND, "conf": "ostler.toml, see docs/settings.md",
     "autodiscover_tasks": "imports: import the modules that declare jobs in the app's file",
     "worker_main": "the command: ostler up APP", "run_worker": "the command: ostler up APP", "start": "the command: ostler up APP",
