@@ -74,6 +74,10 @@ ID = {
     "state": "job.status()", "get_status": "job.status()", "revoke": "job.cancel()", "abort": "job.cancel()", "traceback": "job.errors()",
     "exc_info": "job.errors()", "meta": "job.progress() or job.events()", "then": "task.s(…).then(…)", "refresh": "job.info()",
 }  # fmt: skip
+BATCH = dict.fromkeys(("get", "join", "wait", "join_native"), "batch.results(timeout=…)")
+BATCH |= dict.fromkeys(("ready", "completed_count", "successful", "failed"), "batch.info()") | {
+    "revoke": "batch.cancel()"
+}
 HANDLE = {
     "retry": "raise Retry(after=…)", "update_state": "job.progress(percent, stage) or job.event(name, data)", "meta": "job.event(name, data)",
     "save_meta": "job.event(name, data)", "request": "job.id, job.attempt", "retries": "job.attempt, which counts from 1", "log": "print or logging",

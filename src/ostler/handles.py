@@ -169,9 +169,10 @@ class JobId(int, habits.Hinting, Generic[R_co]):
             ) from None
 
 
-class BatchId(int, Generic[R_co]):
+class BatchId(int, habits.Hinting, Generic[R_co]):
     """The id of a batch: an int with methods to read its jobs and their results."""
 
+    _hints = habits.BATCH
     _app: Ostler | None = None
     _jobs: Sequence[JobId[Any]] | None = None  # where they are known
 

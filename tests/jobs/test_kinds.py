@@ -12,6 +12,7 @@ from typing import Any, Literal, NamedTuple, NewType, NotRequired, Optional, Typ
 from uuid import UUID
 
 import pytest
+from pydantic import BaseModel, Field
 
 from ostler import BadArguments, Job, JobFailed, Ostler
 from ostler.cli.jobs import pairs
@@ -67,6 +68,11 @@ class Tree:
 class Line:
     start: Point
     end: Point
+
+
+class Item(BaseModel):
+    name: str
+    count: int = Field(gt=0)
 
 
 class Size(NamedTuple):
@@ -182,6 +188,20 @@ WRONG: list[tuple[Any, Any, str]] = [
 @pytest.mark.parametrize(("hint", "value", "complaint"), WRONG)
 def test_a_value_that_does_not_fit_is_refused_in_words(hint: Any, value: Any, complaint: str) -> None:
     assert complaint in str(kinds.complaint("x", kinds.describe(hint).kind, value))
+
+
+def test_models_of_pydantic_are_theirs_to_check() -> None:
+    app = Ostler()
+
+    @app.job(queue="q")
+    def twice(job: Job, item: Item | None) -> Item:
+        assert item is not None
+        return Item(name=item.name, count=2 * item.count)
+
+    with Bench(app) as bench:
+        assert twice.enqueue(item=Item(name="a", count=3)).result() == Item(name="a", count=6)
+        with pytest.raises(JobFailed, match="BAD_ARGUMENTS.*'item' is refused by its type: ValidationError"):
+            bench.put(twice.s(item={"name": "a", "count": 0})).result()
 
 
 def test_values_on_the_command_line_are_texts_where_the_type_wants_one() -> None:

@@ -197,6 +197,7 @@ def add(job: Job, a: int = 0) -> int:
         ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write task\.options\(delay=…\)"),
         ("add.enqueue(a=1, eta=5)", BadArguments, "'eta' is not a parameter; use run_at"),
         ("add.enqueue(a=1).get(timeout=5)", AttributeError, r"'JobId' object has no attribute 'get'; use job\.result\(timeout=…\)"),
+        ("app.batch([add.s(a=1)]).get()", AttributeError, r"'BatchId' object has no attribute 'get'; use batch\.results"),
         ("add.enqueue(a=1).nothing", AttributeError, "no attribute 'nothing'$"),
         ("Job(1, 't', 1, 0, 1, print).retry(countdown=5)", AttributeError, r"use raise Retry\(after=…\)"),
     ],

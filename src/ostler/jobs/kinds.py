@@ -121,6 +121,8 @@ def _class(hint: type, within: dict[type, Type]) -> Type:
     if issubclass(hint, enum.Enum):
         values = [member.value for member in hint]
         return Type(["literal", *values], hint) if values and all(type(v) in _SCALARS for v in values) else _ANY
+    if callable(validate := getattr(hint, "model_validate", None)):  # a model of pydantic, which checks what is in it
+        return Type("dict", validate)
     is_tuple = issubclass(hint, tuple) and hasattr(hint, "_fields")
     if not (is_tuple or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)):
         return _ANY
@@ -368,6 +370,8 @@ def simple(value: Any) -> Any:
             return str(value)
         case _ if dataclasses.is_dataclass(value) and not isinstance(value, type):
             return {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        case _ if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+            return dump(mode="json")
         case _ if any(isinstance(value, getattr(sys.modules.get(m), c, ())) for m, c in _TEXTS):
             return str(value)
     raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
