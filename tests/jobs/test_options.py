@@ -194,7 +194,7 @@ def add(job: Job, a: int = 0) -> int:
         ("app.job(unique_for='soon')(lambda job: 1)", ConfigError, r"found 'soon'; in Python, give seconds or timedelta"),
         ("app.job(backoff=('1s', '1m'))(lambda job: 1)", ConfigError, r"must be \(first, longest\) in seconds or as timedeltas"),
         ("app.job(backoff=10)(lambda job: 1)", ConfigError, r"found \(10,\)"),
-        ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write task\.options\(delay=…\)"),
+        ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write add\.options\(delay=…\)"),
         ("add.enqueue(a=1, eta=5)", BadArguments, "'eta' is not a parameter; use run_at"),
         ("add.enqueue(a=1).get(timeout=5)", AttributeError, r"'JobId' object has no attribute 'get'; use job\.result\(timeout=…\)"),
         ("app.batch([add.s(a=1)]).get()", AttributeError, r"'BatchId' object has no attribute 'get'; use batch\.results"),

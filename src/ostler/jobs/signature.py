@@ -109,7 +109,7 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in known:
             if "**" not in known:
-                complaints.append(f"{name!r} is not a parameter{_as_option(name)}")
+                complaints.append(f"{name!r} is not a parameter{_as_option(task, name)}")
         elif name != "**" and not kinds.fits(known[name]["type"], value):
             complaints.append(str(kinds.complaint(name, known[name]["type"], value)))
     if complaints:
@@ -132,9 +132,9 @@ def _default(parameter: Mapping[str, Any]) -> str:
     return f" = {text if len(text) <= 40 else '…'}"
 
 
-def _as_option(name: str) -> str:
+def _as_option(task: str, name: str) -> str:
     if name in OPTIONS:
-        return f"; as an option, write task.options({name}=…).enqueue(…)"
+        return f"; as an option, write {task}.options({name}=…).enqueue(…)"
     return habits.option(name) if name in habits.OPTIONS else ""
 
 
