@@ -63,7 +63,10 @@ def test_workers_health_pause_resume_drain_restart_reset(node: Node) -> None:
     assert "worker:work:0" in ostler("workers", *where).stdout
     assert len(json.loads(ostler("workers", "--json", *where).stdout)["workers"]) == 3
     health = ostler("health", *where)
-    assert (health.returncode, health.stdout.strip()) == (0, "healthy: 3 healthy")
+    assert (health.returncode, health.stdout.splitlines()[0]) == (
+        0,
+        "healthy: 3 healthy",
+    )  # other tests' jobs may have failed
     assert ostler("pause", *where).stdout == "all pools paused\n"
     assert node.get("/api/v1/info")[1]["worker_enabled"] is False
     assert ostler("resume", *where).stdout == "all pools resumed\n"
