@@ -203,6 +203,9 @@ class JobFailed(OstlerError):
     def __str__(self) -> str:
         return f"job {self.job} ({self.task}) failed with {self.code}: {self.message}"
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
+
 
 class JobCancelled(JobFailed):
     """A job that was waited for was cancelled."""

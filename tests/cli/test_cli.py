@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from datetime import datetime
@@ -188,11 +189,25 @@ def test_commands_without_a_node_say_what_to_do(tmp_path: Path) -> None:
     refused(ostler("pause", cwd=tmp_path), "no node is running", "ostler up")
 
 
-def test_check_names_what_the_app_declares(tmp_path: Path) -> None:
-    done = ostler("check", str(APP), cwd=tmp_path)
-    assert done.returncode == 0
-    assert "add(a: int, b: int)" in done.stdout
-    assert "all good" in done.stdout
+def test_check_shows_what_the_app_declares(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(
+        """from datetime import date, timedelta
+from ostler import Ostler
+app = Ostler()
+@app.job(queue="q", cron="0 3 * * *", zone="Asia/Tokyo")
+def report(job, day: date | None = None, every: timedelta = timedelta(1), title: str = "Sales"): ...
+app.cron("hourly", "0 * * * *", report.s(title="Hours"))
+@app.sessions("echo")
+async def echo(worker): yield worker.socket
+"""
+    )
+    done = ostler("check", "app.py", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = re.sub(" +", " ", done.stdout)
+    assert 'report(day: date or null = null, every: timedelta = 86400.0, title: str = "Sales") q 2' in words
+    assert re.search(r"^report 0 3 \* \* \* Asia/Tokyo \d{4}-\d\d-\d\d 03:00 report\(\)", words, re.MULTILINE)
+    assert re.search(r"^hourly 0 \* \* \* \* UTC [-0-9]+ \d\d:00 report\(title='Hours'\)", words, re.MULTILINE)
+    assert "sessions echo" in words and "all good" in words
     assert not (tmp_path / ".ostler").exists()
 
 

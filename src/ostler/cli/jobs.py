@@ -17,6 +17,7 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import BadArguments, OstlerError
+from ostler.jobs import kinds
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
@@ -113,10 +114,12 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not of the form key=value")
+        kind = types.get(key, "any")
         try:
-            values[key] = text if types.get(key) == "str" else json.loads(text)
+            value = text if kind == "str" else json.loads(text)
         except ValueError:
-            values[key] = text
+            value = text
+        values[key] = text if kinds.fits(kind, text) and not kinds.fits(kind, value) else value
     return values
 
 
