@@ -7,6 +7,7 @@ import json
 import textwrap
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import click
@@ -29,12 +30,28 @@ _WAITS = 1.0  # seconds that a queued job is watched before it is asked why it w
 _ENDED = ("done", "failed", "cancelled")
 
 
+class _Moment(click.ParamType[int]):
+    """A point in time, as milliseconds UTC. Without a zone it is a local time."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value.lstrip("-").isdigit() and len(value) != len("20260131"):
+            return int(value)
+        try:
+            return round(datetime.fromisoformat(value).timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is neither a time such as 2026-01-31T09:30, with or without a zone, nor milliseconds UTC", param, ctx)  # fmt: skip
+
+
 def _job_options(function: Any) -> Any:
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        function = click.option(
-            flag, name, type=option.kind, help=f"{option.doc[0].upper()}{option.doc[1:]} ({option.wanted})."
-        )(function)
+        kind, wanted = (
+            (_Moment(), "ISO 8601, or milliseconds UTC") if name == "run_at" else (option.kind, option.wanted)
+        )
+        doc = "Not before this time" if name == "run_at" else f"{option.doc[0].upper()}{option.doc[1:]}"
+        function = click.option(flag, name, type=kind, help=f"{doc} ({wanted}).")(function)
     return function
 
 
@@ -243,7 +260,7 @@ def _timeline(opened: Any, job: int, json_: bool) -> None:
 def _event(event: dict[str, Any]) -> None:
     data = "" if event["data"] is None else json.dumps(event["data"])
     data = data if len(data) <= _DATA else data[: _DATA - 1] + "…"
-    show.console().print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}")
+    show.console().print(f"  {show.clock(event['at'])}  {event['name']:<18} {data}")
 
 
 def _watch(known: Settings, job: int) -> int:

@@ -48,6 +48,8 @@ def workers(known: Settings, worker: str | None, json_: bool) -> None:
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
     what = "paused" if w["paused"] else ""
+    if w["pool"] == "plane":
+        what = "data plane: takes the connections of clients"
     if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
         what = w["exit_text"]
     return (

@@ -254,7 +254,7 @@ class Dispatcher:
         for seat, claims in batches.items():
             if not seat.jobs:
                 seat.next(now, at, begun=False)
-            seat.jobs.extend(claims)
+            seat.take(claims)
             seat.worker.unhurried = len(seat.jobs) > _PLENTY
             for part in _parts(claims):
                 seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in part])
@@ -283,6 +283,8 @@ class Dispatcher:
         """What a job printed."""
         if seat := self._seats.get(worker):
             self.deadlines.printed(seat, lines)
+            if (title := seat.title(int(label))) is not None:
+                lines = [title, *lines]
         self._logs.append(int(label), lines)
         self._bus.send(Printed(f"job:{label}"))
 

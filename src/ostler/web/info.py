@@ -15,7 +15,7 @@ from ostler.errors import StoreBusy
 from ostler.live.condition import condition, unready
 from ostler.live.incidents import failed_lately
 from ostler.store import database, now_ms
-from ostler.store.fleet import Fleet, shown
+from ostler.store.fleet import Fleet, is_idle, shown
 from ostler.store.fleet import read as read_fleet
 from ostler.web.context import Context
 from ostler.web.fleet import NodeView
@@ -58,7 +58,7 @@ class Health(BaseModel):
     )
     paused: list[str] = Field(description="pools of this node")
     nodes: list[NodeView]
-    workers: dict[str, int] = Field(description="workers of all nodes, by status")
+    workers: dict[str, int] = Field(description="workers of all nodes, by status; `idle`: models that no call needs")
     models: dict[str, ModelState]
     gpu_lock_held: bool | None
     sessions: dict[str, SlotCounts]
@@ -147,10 +147,12 @@ def router(context: Context) -> APIRouter:
         )
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
-            workers[slot.status] = workers.get(slot.status, 0) + 1
+            status_ = "idle" if is_idle(slot.status, slot.key) else str(slot.status)
+            workers[status_] = workers.get(status_, 0) + 1
         for worker in found.workers:
             if worker["node_id"] != supervisor.member.id:
-                workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+                status_ = "idle" if is_idle(worker["status"], worker.get("key")) else worker["status"]
+                workers[status_] = workers.get(status_, 0) + 1
         nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
         told: dict[str, Any] = {"status": status, "errors": errors, "failing": fails, "paused": paused}

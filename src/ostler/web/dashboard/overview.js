@@ -116,7 +116,7 @@ function figures() {
         text(failed.more, all.failed ? (recent ? `${count(recent)} ${recent === 1 ? "failure" : "failures"} in the last hour` : "none in the last hour") : "");
         attr(failed.el, "data-bad", all.failed ? true : null);
       }
-      const list = [...state.workers.values()];
+      const list = [...state.workers.values()].filter((w) => !w.idle);
       const well = list.filter((w) => w.status === "healthy").length;
       text(workers.value, list.length ? `${well} / ${list.length}` : "–");
       text(workers.more, well === list.length ? "all healthy" : "healthy");
