@@ -5,9 +5,15 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from fastapi import FastAPI, Query
 
+from ostler import ConfigError, load
+from ostler.check import check_routes
+from ostler.config import Settings
+from ostler.web import described
 from tests.harness import call
 
 APP = """
@@ -88,3 +94,43 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
         urllib.request.urlopen(f"{url}/busy")
     assert (busy.value.code, busy.value.headers["Retry-After"]) == (429, "3")
     busy.value.close()
+
+
+FUTURE = """
+from __future__ import annotations
+from ostler import Ostler
+app = Ostler()
+@app.web
+def routes(node):
+    from fastapi import APIRouter, UploadFile
+    router = APIRouter()
+    @router.post("/photos")
+    async def upload(photo: UploadFile): ...
+    return router
+"""
+
+
+def test_a_route_whose_annotations_fastapi_cannot_find_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "desk.py"
+    file.write_text(FUTURE)
+    app = load(str(file))
+    with pytest.raises(
+        ConfigError, match=r"route /photos: upload \(desk\.py, line 9\) .* import UploadFile at the top"
+    ):
+        check_routes(Settings(), app)
+    file.with_name("other.py").write_text(FUTURE.replace("from __future__ import annotations", ""))
+    check_routes(Settings(), load(str(file.with_name("other.py"))))
+
+
+def test_a_route_that_cannot_be_described_does_not_break_the_description_of_the_others() -> None:
+    app = FastAPI()
+    described.install(app, {})
+
+    @app.get("/fine")
+    async def fine() -> int:
+        return 1
+
+    @app.get("/odd")
+    async def odd(of: Annotated[Any, Query(json_schema_extra=lambda schema: 1 / 0)] = None) -> None: ...
+
+    assert [*app.openapi()["paths"]] == ["/fine"]
