@@ -53,6 +53,10 @@ def routes(node):
     async def busy():
         raise CallBusy("too many", "QUEUE_FULL", 429, "r-1", 2.5)
 
+    @router.get("/broken")
+    async def broken():
+        raise LookupError("a bug of mine")
+
     @router.get("/job/{job}")
     async def look(job: int):
         return await node.job(job)
@@ -68,7 +72,8 @@ def routes(node):
 def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_node, tmp_path: Path) -> None:
     file = tmp_path / "routes.py"
     file.write_text(APP)
-    url = make_node(app=file, OSTLER_WORKERS="1").url  # its data directory and port are flags, which the app cannot see
+    node = make_node(app=file, OSTLER_WORKERS="1")
+    url = node.url  # its data directory and port are flags, which the app cannot see
     status, job = call(url, "POST", "/by-node?n=4")
     assert (status, job["task"], job["priority"]) == (200, "double", 3)
     assert call(url, "GET", f"/result/{job['id']}") == (200, 8)
@@ -94,6 +99,9 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
         urllib.request.urlopen(f"{url}/busy")
     assert (busy.value.code, busy.value.headers["Retry-After"]) == (429, "3")
     busy.value.close()
+    assert call(url, "GET", "/broken")[0] == 500
+    assert call(url, "GET", "/busy")[0] == 429  # whatever the server logged of the one before is there
+    assert node.log().count("LookupError: a bug of mine") == 1
 
 
 FUTURE = """

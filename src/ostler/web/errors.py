@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 from collections.abc import Iterable
@@ -118,7 +119,15 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        with contextlib.suppress(AttributeError):
+            error._logged = True  # type: ignore[attr-defined]  # noqa: SLF001
         return failure(500, "INTERNAL", "something went wrong inside the node; its log has the details")
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """(a filter for the HTTP server's log) Whether a line tells something that was not logged here already."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not getattr(error, "_logged", False)
 
 
 def in_words(errors: Any) -> str:
