@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
@@ -22,7 +23,7 @@ from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
 from ostler.web.context import Context
-from ostler.web.errors import answers, in_words
+from ostler.web.errors import KNOWN_QUERY, answers, in_words
 from ostler.web.render import JSONResponse
 
 _WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the job to end; 503 if too many requests already wait")
@@ -124,7 +125,7 @@ def router(context: Context) -> APIRouter:
         # Of a unique job that was there already, that one is shown, with 200.
         return JSONResponse({**job, "duplicate": not new}, 201 if new else 200, {"Location": f"/api/v1/jobs/{job_id}"})
 
-    @routes.get("", response_model=JobPage, summary="List jobs, newest first")
+    @routes.get("", response_model=JobPage, dependencies=KNOWN_QUERY, summary="List jobs, newest first")
     async def listing(
         status: JobStatus | None = None,
         queue: str | None = None,
@@ -172,7 +173,12 @@ def router(context: Context) -> APIRouter:
 
         return await context.glance.call(read)
 
-    @routes.get("/{job}/events", response_model=EventPage, summary="Get a job's timeline, oldest first")
+    @routes.get(
+        "/{job}/events",
+        response_model=EventPage,
+        dependencies=KNOWN_QUERY,
+        summary="Get a job's timeline, oldest first",
+    )
     async def events(
         job: Id,
         after: Annotated[int, Query(ge=0, le=LARGEST, description="the number of the last event that you have")] = 0,
@@ -257,7 +263,12 @@ def parse(model: type[Model], data: bytes) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise BadArguments(in_words(error.errors())) from error
+        raise BadArguments(in_words(error.errors(), _fields(model))) from error
+
+
+def _fields(model: type[BaseModel]) -> Collection[str]:
+    """What the object has that people write: of many jobs, that of one."""
+    return EnqueueRequest.model_fields if "jobs" in model.model_fields else model.model_fields
 
 
 def _no_constant(name: str) -> Any:
