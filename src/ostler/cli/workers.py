@@ -27,15 +27,18 @@ _ANSWER = 5.0  # seconds for which a node elsewhere is waited for
 @where
 @as_json
 def workers(known: Settings, worker: str | None, json_: bool) -> None:
-    """List the workers of all nodes with state, process, memory, current job and crashes; or show WORKER with its past exits."""
+    """List the workers of all nodes with state, process, memory, current job and crashes.
+
+    WORKER is a worker, which is shown with its past exits, or a pool.
+    """
     with client.open_store(known) as opened:
         found = fleet.read(opened)
-        if worker is not None:
-            row = found.worker(worker)
-            _one(opened, ends.shown(row), json_)
+        chosen = found.several_named(worker) if worker else found.workers
+        if worker is not None and worker.rpartition("/")[2] != chosen[0]["pool"]:
+            _one(opened, ends.shown(chosen[0]), json_)
             return
         enabled, paused = opened.meta.pauses()
-    rows = [{**ends.shown(row), "paused": not enabled or row["pool"] in paused} for row in found.workers]
+    rows = [{**ends.shown(row), "paused": not enabled or row["pool"] in paused} for row in chosen]
     running = client.is_running(known, found)
     if json_:
         show.as_json({"workers": rows, "node_running": running})

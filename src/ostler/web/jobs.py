@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
-from ostler.jobs.waiting import explain
+from ostler.jobs.waiting import explain, leaving
 from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
 from ostler.store.artifacts import SHOWN
@@ -80,7 +80,10 @@ _ERRORS = Field(
     "8,000 characters of each traceback. `kind`: exception, timeout, crash, lost or cancelled"
 )
 _EVENTS = Field(description="the newest events; GET /api/v1/jobs/{job}/events returns all of them")
-_WAITING = Field(None, description="why a queued job is not running yet: `reason`, `text`, and the numbers behind them")
+_WAITING = Field(
+    None,
+    description="why a queued job is not running yet, or when a running one that was cancelled is killed: `reason`, `text`, and the numbers behind them",
+)
 _PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
 ArtifactView = create_model("ArtifactView", **_PUBLISHED)
 _ARTIFACTS = Field(description=f"the first {SHOWN} artifacts; GET /api/v1/jobs/{{job}}/artifacts returns all of them")
@@ -168,8 +171,9 @@ def router(context: Context) -> APIRouter:
         held = context.dispatcher.pressure.reasons(time.monotonic())
 
         def read(store: Store) -> dict[str, Any]:
-            waiting = explain(store, job, now_ms(), limits=limits, held=held)
-            return {**store.jobs.get(job), "waiting_for": waiting}
+            found = store.jobs.get(job)
+            waiting = leaving(found, now_ms(), context.settings.cancel_grace)
+            return {**found, "waiting_for": waiting or explain(store, job, now_ms(), limits=limits, held=held)}
 
         return await context.glance.call(read)
 
@@ -195,7 +199,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/{job}/cancel", response_model=JobDetail, responses=answers(409), summary="Cancel a job")
     async def cancel(job: Id) -> JSONResponse:
-        """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
+        """A queued job ends at once. A running one is asked first; `cancel_grace` seconds later (10) its process group gets SIGTERM and SIGKILL."""
         # The answer is read before the worker is told: it shows the request, not how fast the job heeded it.
         found, view = await context.writer.call(
             lambda store: (store.jobs.cancel(job, now_ms()), store.jobs.get(job)),

@@ -83,7 +83,7 @@ export function page(id) {
     attr(problem, "class", job.status === "failed" ? "error problem" : "error soft problem");
     problem.hidden = !job.error || job.status === "done";
     const later = job.run_at && job.status === "queued" && job.run_at > now();
-    text(why, later ? `Waiting: it is scheduled to run in ${span((job.run_at - now()) / 1000)}` : job.waiting_for ? `Waiting: ${job.waiting_for.text}` : "");
+    text(why, later ? `Waiting: it is scheduled to run in ${span((job.run_at - now()) / 1000)}` : job.waiting_for ? `${job.status === "processing" ? "Cancelling" : "Waiting"}: ${job.waiting_for.text}` : "");
     why.hidden = !why.textContent;
     known.update([
       ["Queue", { text: job.queue, href: `#/jobs?queue=${encodeURIComponent(job.queue)}` }],
