@@ -195,7 +195,7 @@ def jobs(
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     progress = "" if job["progress"] is None else f"{job['progress']:.0f} %"
-    stage = job["stage"] or ""
+    stage = (job["stage"] or "") if job["status"] != "done" else ""
     if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
         stage = f"runs in {show.span((job['run_at'] - now_ms()) / 1000)}"
     row = job["id"], job["task"], job["queue"], show.state(_status(job)), _attempt(job), progress
@@ -240,7 +240,7 @@ def _detail(job: dict[str, Any]) -> None:
     counted = f"  attempt {_attempt(job)}{crashes}"
     console.print(f"job {job['id']}  {job['task']}  ", show.state(_status(job)), counted, sep="")
     for key in ("queue", "worker", "node", "args", "progress", "stage", "result"):
-        if job[key] not in (None, ""):
+        if job[key] not in (None, "") and not (key == "stage" and job["status"] == "done"):
             value = round(job[key], 1) if key == "progress" else job[key]
             console.print(f"  {key:<9}{value if isinstance(value, str) else json.dumps(value)}")
     if waiting := job.get("waiting_for"):
