@@ -47,6 +47,8 @@ def test_enqueue_watch_and_look(node: Node) -> None:
     done = ostler("enqueue", "add", "a=40", "b=2", "--watch", *where)
     assert done.returncode == 0, done.stderr
     assert "result   42" in done.stdout
+    assert json.loads(ostler("enqueue", "add", "a=40", "b=2", "--watch", "--json", *where).stdout)["result"] == 42
+    refused(ostler("enqueue", "add", "a=1", "a=2", *where), "'a' is given twice")
     assert "processing" in done.stdout
     found = json.loads(ostler("enqueue", "other", "say=123", "--json", *where).stdout)
     assert found["args"] == {"say": "123"}  # declared as text, stays text

@@ -27,6 +27,11 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         ({"paused": True}, "paused", "ostler resume q"),
         ({"workers": {"failed": 2}}, "failed", "ostler restart q"),
         ({"workers": {"failed": 1, "crashed": 1}}, "starting", "being started"),
+        (
+            {"workers": {"crashed": 1}, "crashes": 3},
+            "starting",
+            "crashed 3 times in a row; their output: ostler logs q",
+        ),
         ({"workers": {"stopped": 2}}, "stopped", "ostler resume q"),
         (
             {"workers": {"stopped": 1, "failed": 1}, "memory": "waits for memory: it needs 7 MB"},

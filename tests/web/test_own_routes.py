@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -17,7 +18,7 @@ from ostler.web import described
 from tests.harness import call
 
 APP = """
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from ostler import CallBusy, Fail, Ostler
 
 app = Ostler()
@@ -52,6 +53,10 @@ def routes(node):
     @router.get("/busy")
     async def busy():
         raise CallBusy("too many", "QUEUE_FULL", 429, "r-1", 2.5)
+
+    @router.get("/teapot")
+    async def teapot(why: str = ""):
+        raise HTTPException(418, why or {"field": "photo"}, headers={"X-Why": "tea"})
 
     @router.get("/broken")
     async def broken():
@@ -99,7 +104,13 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
         urllib.request.urlopen(f"{url}/busy")
     assert (busy.value.code, busy.value.headers["Retry-After"]) == (429, "3")
     busy.value.close()
-    assert call(url, "GET", "/broken")[0] == 500
+    assert call(url, "GET", "/teapot?why=short") == (418, {"error": {"code": "HTTP", "message": "short"}})
+    with pytest.raises(urllib.error.HTTPError) as teapot:
+        urllib.request.urlopen(f"{url}/teapot")
+    assert (teapot.value.headers["X-Why"], json.load(teapot.value)["error"]["detail"]) == ("tea", {"field": "photo"})
+    teapot.value.close()
+    status, told = call(url, "GET", "/broken")
+    assert (status, told["error"]["message"][:35]) == (500, "GET /broken failed with LookupError")
     assert call(url, "GET", "/busy")[0] == 429  # whatever the server logged of the one before is there
     assert node.log().count("LookupError: a bug of mine") == 1
 

@@ -102,7 +102,7 @@ def enqueue(
         if not (new or json_):
             print(f"job {job} already has this unique key; no new job was stored")
         if watch:
-            raise SystemExit(_watch(known, job))
+            raise SystemExit(_watch(known, job, json_=json_))
         if json_:
             show.as_json({**opened.jobs.get(job), "duplicate": not new})
         elif new:
@@ -130,6 +130,8 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not of the form key=value")
+        if key in values:
+            raise BadArguments(f"{key!r} is given twice")
         kind = types.get(key, "any")
         try:
             value = text if kind == "str" else json.loads(text)
@@ -172,7 +174,7 @@ def jobs(
     if job is None and events:
         raise BadArguments("--events shows the timeline of one job: ostler jobs ID --events")
     if job is not None and watch:
-        raise SystemExit(_watch(known, job))
+        raise SystemExit(_watch(known, job, json_=json_))
     with client.open_store(known) as opened:
         if job is not None and events:
             _timeline(opened, job, json_)
@@ -286,8 +288,8 @@ def _event(event: dict[str, Any]) -> None:
     show.console().print(f"  {show.clock(event['at'])}  {event['name']:<18} {data}")
 
 
-def _watch(known: Settings, job: int) -> int:
-    """Follow a job to its end; 0 when it is done, 1 otherwise."""
+def _watch(known: Settings, job: int, *, json_: bool) -> int:
+    """Follow a job to its end; 0 when it is done, 1 otherwise. As JSON, only the end is printed."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (
@@ -301,7 +303,7 @@ def _watch(known: Settings, job: int) -> int:
         found = opened.jobs.find(job)
         if found["status"] not in _ENDED:
             client.tell_no_node(known, opened)
-        with Progress(*columns, console=show.console()) as bar:
+        with Progress(*columns, console=show.console(), disable=json_) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
             told, look = "no_node", time.monotonic() + _WAITS
             while True:
@@ -309,7 +311,7 @@ def _watch(known: Settings, job: int) -> int:
                 if found["status"] == "queued" and time.monotonic() >= look:
                     look = time.monotonic() + _WAITS
                     why = _waiting(known, opened, job)
-                    if why and why["reason"] not in ("next", "line", told):
+                    if why and not json_ and why["reason"] not in ("next", "line", told):
                         told = why["reason"]
                         bar.console.print(f"job {job} waits: {why['text']}")
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
@@ -323,7 +325,7 @@ def _watch(known: Settings, job: int) -> int:
                     break
                 time.sleep(0.1)
         found = opened.jobs.get(job)
-    _detail(found)
+    show.as_json(found) if json_ else _detail(found)
     return 0 if found["status"] == "done" else 1
 
 

@@ -36,6 +36,7 @@ class Facts:
     next_token: int | None = None  # when the queue's rate allows the next job
     ahead: int = 0
     where: str = ""  # the store, in words
+    crashes: int = 0  # in a row, of one of its workers
     memory: str | None = None  # what a stopped worker waits for, or why it can have no memory
 
 
@@ -53,7 +54,7 @@ def reason(f: Facts) -> dict[str, Any]:
         )
         return _because("no_task", text)
     if not f.workers:
-        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or, if the queue is new, restart the node"
+        text = f"no running node has workers for queue {f.queue!r}; start the node with --pool {f.queue}=2, or, if the queue is new, restart it"
         return _because("no_worker", text)
     if f.paused_all:
         return _because("paused", "all pools are paused; to resume: ostler resume")
@@ -62,7 +63,10 @@ def reason(f: Facts) -> dict[str, Any]:
     if able := f.workers.get("healthy", 0):
         return _in_line(f, able)
     if f.workers.get("starting") or f.workers.get("crashed"):
-        return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
+        again = (
+            f". They have crashed {f.crashes} times in a row; their output: ostler logs {f.queue}" if f.crashes else ""
+        )
+        return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started{again}")
     if f.memory:
         return _because("memory", f"pool {f.queue} has no running worker; the next one {f.memory}")
     if f.workers.get("failed"):
@@ -130,9 +134,11 @@ def explain(
     alive = set() if nobody else {n["id"] for n in store.nodes.alive()}
     workers: dict[str, int] = {}
     memory: str | None = None
+    crashes = 0
     for worker in store.health.get_all_workers():
         if worker["pool"] == queue and worker["node"] in alive:
             workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+            crashes = max(crashes, worker["restart_count"] or 0)
             if worker["status"] == "stopped":
                 memory = memory or (worker["metadata"] or {}).get("waiting_for")
     limit = (limits or {}).get(queue, QueueLimit())
@@ -154,6 +160,7 @@ def explain(
             key_most=found["limit_max"] or 0,
             next_token=next_token(store.db, queue, limit, now) if limit.rate else None,
             ahead=found["ahead"],
+            crashes=crashes,
             memory=memory,
             where=where,
         )

@@ -8,6 +8,7 @@ import json
 import logging
 import math
 from collections.abc import Collection, Iterable
+from http.client import responses
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
@@ -111,8 +112,16 @@ def install(app: FastAPI) -> None:
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "").split(", ")
             return not_allowed(request.method, request.url.path, allowed)
-        message = f"{request.method} {request.url.path}: {error.detail}"
-        return failure(error.status_code, {404: "NOT_FOUND"}.get(error.status_code, "HTTP"), message)
+        code = {404: "NOT_FOUND"}.get(error.status_code, "HTTP")
+        detail: Any = error.detail  # a route may give anything
+        if detail == responses.get(error.status_code):  # without words of its own, as the router raises it
+            answer = failure(error.status_code, code, f"{request.method} {request.url.path}: {detail}")
+        elif isinstance(detail, str):
+            answer = failure(error.status_code, code, detail)
+        else:
+            answer = failure(error.status_code, code, json.dumps(detail, default=str), detail=detail)
+        answer.headers.update(error.headers or {})
+        return answer
 
     @app.exception_handler(ClientDisconnect)
     async def broke_off(request: Request, _: ClientDisconnect) -> JSONResponse:
@@ -124,7 +133,10 @@ def install(app: FastAPI) -> None:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         with contextlib.suppress(AttributeError):
             error._logged = True  # type: ignore[attr-defined]  # noqa: SLF001
-        return failure(500, "INTERNAL", "something went wrong inside the node; its log has the details")
+        message = (
+            f"{request.method} {request.url.path} failed with {type(error).__name__}; the node's log has the details"
+        )
+        return failure(500, "INTERNAL", message)
 
 
 async def _known_query(request: Request) -> None:
