@@ -22,6 +22,7 @@ from ostler.apps.music.tables import (
     scores,
     thresholds,
     tracks,
+    words,
 )
 from tests.stores import store_of
 
@@ -46,6 +47,7 @@ class Music:
     def track(self, library: int, path: str, values=None, vector=None, **facts) -> int:
         row = {"library": library, "path": path.encode(), "shown": path, "format": "mp3", "size": 1, "mtime_ns": 1}
         row |= {"inode": 1, "state": "new", "added_at": 1, **facts}
+        row["words"] = words(path, *(facts.get(name) for name in ("title", "artist", "album")))
         with self.tables.write() as connection:
             made = connection.execute(insert(tracks).values(**row)).inserted_primary_key[0]
         if values is not None:

@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Table, and_, or_, select
 
 from ostler import BadArguments, NotFound
 from ostler.apps.music import outputs
-from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, embeddings, libraries, models, scores, tracks
+from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, embeddings, libraries, models, scores, tracks, words
 
 Floats = NDArray[np.float32]
 
@@ -309,10 +309,7 @@ def _conditions(query: Query) -> list[Any]:
     if query.library is not None:
         found.append(tracks.c.library == query.library)
     found.append(tracks.c.state == query.state if query.state else tracks.c.state != "gone")
-    for word in query.text.split():
-        like = f"%{word.replace('~', '~~').replace('%', '~%').replace('_', '~_')}%"
-        columns = (tracks.c.shown, tracks.c.title, tracks.c.artist, tracks.c.album)
-        found.append(or_(*(column.ilike(like, escape="~") for column in columns)))
+    found += [tracks.c.words.contains(word, autoescape=True) for word in words(query.text).split()]
     return found
 
 

@@ -37,13 +37,15 @@ class Changed(OSError):
 @dataclass(frozen=True, slots=True)
 class Written:
     """Our tags as they were and as they are. `changed` is false where they were the same and nothing was written; `links` counts the other names
-    (hard links) of the old file, which still have the old content.
+    (hard links) of the old file, which still have the old content. `facts` and `sha256` are of the file that was written, whatever is there now.
     """
 
     before: dict[str, list[str]]
     after: dict[str, list[str]]
     changed: bool
     links: int = 0
+    facts: os.stat_result | None = None
+    sha256: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +85,29 @@ def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str
                 raise
             _like(real, facts, target.fileno())
             os.fsync(target.fileno())
+            made, seen = os.fstat(target.fileno()), content(target)
             _check_unchanged(real, facts)
             os.replace(draft, real)  # noqa: PTH105
     _flush_directory(os.path.dirname(real))  # noqa: PTH120
-    return Written(before, after, changed=True, links=facts.st_nlink - 1)
+    return Written(before, after, changed=True, links=facts.st_nlink - 1, facts=made, sha256=seen)
+
+
+def replace(path: bytes, data: bytes) -> None:
+    """Make this a file's content, whole or not at all; raises Changed where another process does the same right now."""
+    with _draft(path) as (target, draft):
+        target.truncate()
+        target.write(data)
+        target.flush()
+        os.fchmod(target.fileno(), 0o644)
+        os.fsync(target.fileno())
+        os.replace(draft, path)  # noqa: PTH105
+    _flush_directory(os.path.dirname(path))  # noqa: PTH120
+
+
+def content(file: IO[bytes]) -> bytes:
+    """The hash of a file's bytes."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
 
 def erase(path: Path, *, namespace: str = NAMESPACE) -> Written:
