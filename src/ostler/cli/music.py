@@ -196,14 +196,15 @@ def remove(known: Settings, library: str) -> None:
 @music.command()
 @click.argument("library", required=False)
 @click.option("--track", type=int, help="Only this track.")
+@click.option("--all", "whole", is_flag=True, help="Tagged ones too: after a change of the model, or of permissions.")
 @where
-def retry(known: Settings, library: str | None, track: int | None) -> None:
+def retry(known: Settings, library: str | None, track: int | None, whole: bool) -> None:
     """Retry the failed and toxic tracks of LIBRARY."""
     if track is not None:
         client.request(known, "POST", f"{_API}/tracks/{track}/retry")
         print(f"track {track} will be tagged again")
     elif library is not None:
-        found = client.request(known, "POST", _path(known, library, "retry"))
+        found = client.request(known, "POST", _path(known, library, f"retry?all={str(whole).lower()}"))
         print(f"{found['tracks']} tracks of library {found['library']} will be tagged again")
     else:
         raise click.UsageError("name a LIBRARY, or a track with --track")

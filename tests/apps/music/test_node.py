@@ -10,7 +10,6 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 import pytest
 
@@ -360,23 +359,40 @@ def test_what_cannot_be_a_library_is_refused(node, body, said):
     assert status == 422 and said in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+SENSELESS = [
+    *(
         "tracks?tag=rock:loud",
+        "tracks?tag=tag0:nan",
+        "tracks?tag=tag0:2",
         "tracks?state=odd",
         "tracks?limit=0",
         "tracks?limit=100000",
-        "libraries/nothing",
+    ),
+    *("libraries/nothing", "libraries/%00", "libraries/a%2Fb", "libraries/..%2F..%2Fetc", "tracks?library=%00"),
+    *(
         "tracks/999999",
         "tracks/999999/similar",
-        "playlists/a.txt",
-        "libraries/" + quote("a/b", safe=""),
-    ],
-)
-def test_questions_that_make_no_sense_are_answered_with_4xx(node, path):
-    status, answer = node.get(f"/api/v1/{path}")
-    assert 400 <= status < 500 and answer["error"]["message"]
+        "tracks/-1",
+        f"tracks/{2**64}",
+        f"tracks/{2**64}/audio",
+        "tracks/..%2F1/audio",
+    ),
+    *("playlists/a.txt", "playlists/..%2F..%2Fetc%2Fpasswd", f"playlists/a.m3u8?similar={2**64}"),
+]
+
+
+def answers_with_4xx(node: Node) -> None:
+    for path in SENSELESS:
+        status, answer = node.get(f"/api/v1/{path}")
+        assert 400 <= status < 500 and (answer.get("error") or answer)["message"], path
+    for body in ({"path": "/\0"}, {"path": "/\ud800"}, {"path": "/", "name": "\0"}, {"path": 1}):
+        assert node.post("/api/v1/libraries", body)[0] == 422, body
+    assert node.get("/api/v1/tracks?text=%00%FF'%25_")[0] == 200
+    assert node.get("/music/..%2Froutes.py")[0] == 404
+
+
+def test_questions_that_make_no_sense_are_answered_with_4xx(node):
+    answers_with_4xx(node)
 
 
 def test_without_its_model_a_node_does_not_start_and_says_what_to_do(tmp_path):
@@ -392,6 +408,7 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         node = make_node(*SMALL, app=APP, OSTLER_STORE=url, **RULES)
         lib = Library(node, fill(tmp_path / "lib", 22)).settled(22)
         assert not (node.folder / "music.db").exists()
+        answers_with_4xx(node)
         (lib.root / "000.mp3").rename(lib.root / "x.mp3")
         assert lib.scan()["result"]["moved"] == 1
         _, made = node.post(f"/api/v1/libraries/{lib.id}/calibrate")
@@ -399,6 +416,19 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         _, alike = node.get(f"/api/v1/tracks/{lib.tracks()['x.mp3']['id']}/similar")
         assert len(alike["tracks"]) == 20
         node.stop()
+
+
+@pytest.mark.soak
+def test_two_nodes_share_a_library_and_one_of_them_is_killed(make_node, postgres, tmp_path):
+    with new_database(postgres) as url:
+        first, second = (make_node(*SMALL, app=APP, OSTLER_STORE=url, **RULES) for _ in range(2))
+        lib = Library(first, fill(tmp_path / "lib", 200), watch=True)
+        until(lambda: lib.get()["counts"]["tagged"] > 20, "some tracks to be tagged")
+        second.kill()
+        fill(lib.root / "more", 50, start=300)
+        lib.settled(250)
+        assert set(lib.states().values()) == {"tagged"}
+        first.stop()
 
 
 @pytest.mark.models

@@ -129,6 +129,7 @@ def remove(tables: Tables, library: int) -> int:
 
 def find(tables: Tables, named: str) -> int:
     """The id of the library with this id, name or path. Raises NotFound."""
+    named = named.replace("\0", "")  # which PostgreSQL does not take
     same = [libraries.c.name == named, libraries.c.shown == named]
     if named.isascii() and named.isdigit() and len(named) < 18:
         same.append(libraries.c.id == int(named))
