@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from ostler import OstlerError
 from ostler.apps.music import writing
 from ostler.cli import cli
-from tests.apps.music.sounds import save
+from tests.apps.music.sounds import corpus, save
 from tests.harness import Node, until
 from tests.stores import new_database
 
@@ -416,6 +416,58 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         _, alike = node.get(f"/api/v1/tracks/{lib.tracks()['x.mp3']['id']}/similar")
         assert len(alike["tracks"]) == 20
         node.stop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_damaged_library_that_is_unplugged_while_workers_are_killed_goes_through_with_every_file_accounted_for(
+    make_node, tmp_path, count
+):
+    root = tmp_path / "lib"
+    assert corpus(root, count) == count
+    before = {path.name: path.read_bytes() for path in root.iterdir()}
+    node = make_node(*SMALL, app=APP.with_name("cheap.py"), **RULES)
+    lib = Library(node, root, write_to="file")
+    for number, share in enumerate((0.1, 0.2)):
+        until(lambda share=share: lib.get()["counts"]["new"] < (1 - share) * count, "some files to be done", 120)
+        os.kill(node.worker(f"worker:tag:{number}")["pid"], signal.SIGKILL)
+    root.rename(tmp_path / "unplugged")
+    until(
+        lambda: not lib.get()["counts"]["new"] or not node.get("/api/v1/info")[1]["queues"]["tag"]["queued"],
+        "jobs",
+        120,
+    )
+    (tmp_path / "unplugged").rename(root)
+    assert lib.scan()["status"] == "done"
+    until(lambda: not lib.get()["counts"]["new"], "every file to be done", 120)
+    assert lib.scan()["status"] == "done"  # which has written what could not be while it was away
+    until(lambda: node.get("/api/v1/info")[1]["queues"]["calibration"]["queued"] == 0, "the writes", 120)
+    found = lib.tracks()
+    assert sorted(found) == sorted(before) == sorted(path.name for path in root.iterdir())
+    assert {one["state"] for one in found.values()} == {"tagged", "failed"}
+
+    def settled() -> bool:
+        return all(accounted(one, root / name, before[name]) for name, one in lib.tracks().items())
+
+    until(settled, "every file to be tagged, or refused with a reason", 60)
+    assert ostler(node, "undo", str(lib.id), "--all").code == 0
+    until(lambda: not any(ours(root / name) for name in found), "all tags to be taken out", 60)
+    assert not [path.name for path in root.iterdir() if path.name.startswith(".")]
+    assert all((root / name).read_bytes() == before[name] for name, one in found.items() if one["state"] == "failed")
+
+
+def accounted(track: dict, path: Path, before: bytes) -> bool:
+    """A file that failed, or could not be written, has a reason and is as it was; all others have tags."""
+    if track["state"] == "failed" or (track["reason"] or "").startswith("its tags are in the database alone"):
+        return len(track["reason"]) > 10 and path.read_bytes() == before
+    return track["reason"] is None and "model" in ours(path)
+
+
+def ours(path: Path) -> dict:
+    try:
+        return writing.ours(path)
+    except OstlerError:
+        return {}
 
 
 @pytest.mark.soak

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from ostler import Cancelled
+from ostler.apps.music import outputs
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import (
     AT_ONCE,
@@ -216,11 +217,15 @@ class Scan:
             for path in self._scope or [b""]:
                 connection.execute(delete(problems).where(old, below(problems.c.path, path)))
             self._settle(connection)
-            other = and_(written.c.target != libraries.c.write_to, tracks.c.state != "gone")
-            left = select(written.c.track).join(tracks, tracks.c.id == written.c.track)
-            left = left.join(libraries, libraries.c.id == tracks.c.library)
-            undone = list(connection.execute(left.where(tracks.c.library == self._id, other)).scalars())
-        self._rewrite(undone)  # files that were away while their tags were to be taken out
+            left = list(connection.execute(self._unwritten()).scalars())
+        self._rewrite(left)
+
+    def _unwritten(self) -> Any:
+        """The tracks whose tags are not where they are to be: they were away when these were taken out, or a disk was full."""
+        late = or_(written.c.target != libraries.c.write_to, tracks.c.reason.startswith(outputs.UNWRITTEN))
+        found = select(tracks.c.id).join(libraries, libraries.c.id == tracks.c.library)
+        found = found.outerjoin(written, written.c.track == tracks.c.id)
+        return found.where(tracks.c.library == self._id, tracks.c.state == "tagged", late)
 
     def _settle(self, connection: Connection) -> None:
         """What was to be looked at was looked at."""

@@ -27,7 +27,7 @@ from ostler.apps.music.tables import (
     tracks,
     written,
 )
-from ostler.apps.music.walk import file_facts, located, said
+from ostler.apps.music.walk import file_facts, located, plain, said
 
 if TYPE_CHECKING:
     from ostler.apps.music.writing import Written
@@ -75,6 +75,7 @@ class Applied(NamedTuple):
     refusal: str | None = None
 
 
+UNWRITTEN = "its tags could not be written"  # so far: the next scan of the whole library has it tried again
 _NEVER = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 
 
@@ -133,13 +134,18 @@ def _carried_out(tables: Tables, plan: _Plan) -> Applied:
         refusal = f"its tags are in the database alone: {never}"
     except OSError as error:
         if error.errno not in _NEVER:
+            _note(tables, row.id, f"{UNWRITTEN}: {said(error)}")
             raise
         refusal = f"its tags are in the database alone: {said(error)}"
     if refusal != row.reason:
-        with tables.write() as connection:
-            own = and_(tracks.c.id == row.id, tracks.c.state == "tagged")
-            connection.execute(update(tracks).where(own).values(reason=refusal))
+        _note(tables, row.id, refusal)
     return Applied(plan.wanted, refusal)
+
+
+def _note(tables: Tables, track: int, reason: str | None) -> None:
+    with tables.write() as connection:
+        own = and_(tracks.c.id == track, tracks.c.state == "tagged")
+        connection.execute(update(tracks).where(own).values(reason=reason and plain(reason)))
 
 
 def _put(tables: Tables, row: Any, path: bytes, wanted: dict[str, list[str]], earlier: Any) -> None:

@@ -80,11 +80,7 @@ class Tagging:
             raise
         except OSError as error:
             raise self._unreadable(row, error) from None
-        try:
-            return {"track": self._track, "how": how, **outputs.apply(self._tables, self._track)._asdict()}
-        except OSError as error:  # a full disk: another run may do better
-            self._set(reason=f"its tags could not be written: {said(error)}")
-            raise
+        return {"track": self._track, "how": how, **outputs.apply(self._tables, self._track)._asdict()}
 
     def _row(self) -> Any | None:
         asked = select(tracks, libraries.c.root).join(libraries, libraries.c.id == tracks.c.library)
