@@ -8,7 +8,7 @@ import pytest
 
 import numpy as np
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from ostler import BadArguments, NotFound, config
 from ostler.apps.music import catalogue, playlists
@@ -160,6 +160,14 @@ def test_similar_tracks_are_those_whose_embeddings_point_the_same_way(music):
         music.like(999)
 
 
+def test_words_are_compared_without_case_and_whatever_way_accents_are_written(music):
+    a = music.library("a")
+    music.track(a, "1.mp3", title="BJ\u00d6RK 100%_\u00df")
+    music.track(a, "Bjo\u0308rk/2.mp3")
+    assert music.found(text="bj\u00f6rk") == music.found(text="Bjo\u0308RK") == ["1.mp3", "Bjo\u0308rk/2.mp3"]
+    assert music.found(text="100%_SS") == ["1.mp3"] and music.found(text="100__ss") == []
+
+
 def test_tracks_are_found_by_words_and_state(music):
     here = music.library("here")
     music.track(here, "a/one.mp3", [0.9, 0, 0], title="Über den Wolken", artist="R. Mey")
@@ -169,6 +177,16 @@ def test_tracks_are_found_by_words_and_state(music):
     assert music.found(text="100%") == ["a/100%.mp3"] and music.found(text="0%m") == []
     assert music.found(text="e_i") == ["a/100%.mp3"] and music.found("rock", text="one") == ["a/one.mp3"]
     assert music.found(state="failed") == ["b.mp3"]
+
+
+def test_a_look_at_the_tables_is_of_one_moment(music):
+    track = music.track(music.library("a"), "1.mp3")
+    with music.tables.read() as connection:
+        asked = select(tracks.c.model).where(tracks.c.id == track)
+        assert connection.execute(asked).scalar() is None
+        music.tag(track, [0.1, 0.2, 0.3], [1, 2, 3])
+        assert connection.execute(asked).scalar() is None
+        assert connection.execute(select(scores.c.track).where(scores.c.track == track)).all() == []
 
 
 def test_one_track_has_its_tags_scores_and_thresholds(music):

@@ -59,7 +59,6 @@ def scan(job: Job, library: int) -> dict[str, Any]:
 
 
 _TAG_RUNS = 3
-_AT_ONCE = 1000  # jobs in one transaction
 
 
 @app.job(queue="tag", attempts=_TAG_RUNS, timeout=900, unique=True)
@@ -128,9 +127,12 @@ def rewrite(job: Job, library: int) -> int:
 
 
 def queue_writes(tracks: list[int]) -> None:
-    """Store a job for each track whose tags are to be written."""
-    for first in range(0, len(tracks), _AT_ONCE):
-        write.enqueue_many([{"track": track} for track in tracks[first : first + _AT_ONCE]])
+    """Store a job for each of these tracks whose tags are to be written, or taken out: not where they only ever were in the database."""
+    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+
+    for first in range(0, len(tracks), tables.AT_ONCE):
+        found = catalogue.written_outside(tables.here(), tracks[first : first + tables.AT_ONCE])
+        write.enqueue_many([{"track": track} for track in found])
 
 
 def queue_tags(library: int) -> int:

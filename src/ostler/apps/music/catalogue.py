@@ -12,7 +12,18 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, s
 from ostler import BadArguments, Conflict, InputError, NotFound
 from ostler.apps.music.library import AGAIN
 from ostler.apps.music.rules import IGNORED, STATES, WRITE_TO, Rules
-from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, changes, libraries, now_ms, problems, shown, tracks
+from ostler.apps.music.tables import (
+    AT_ONCE,
+    Tables,
+    as_dict,
+    changes,
+    libraries,
+    now_ms,
+    problems,
+    shown,
+    tracks,
+    written,
+)
 from ostler.apps.music.walk import inside, located
 
 _RECENT = 120_000  # ms of tagging that the estimate is made from
@@ -257,6 +268,15 @@ def pages(tables: Tables, library: int) -> Iterator[list[int]]:
             return
         yield page
         last = page[-1]
+
+
+def written_outside(tables: Tables, some: Sequence[int]) -> list[int]:
+    """Those of some tracks whose tags are, or are to be, in files."""
+    asked = select(tracks.c.id).join(libraries, libraries.c.id == tracks.c.library)
+    asked = asked.outerjoin(written, written.c.track == tracks.c.id).order_by(tracks.c.id)
+    outside = or_(libraries.c.write_to != "database", written.c.track.is_not(None))
+    with tables.read() as connection:
+        return list(connection.execute(asked.where(tracks.c.id.in_(some), outside)).scalars())
 
 
 def retry(tables: Tables, library: int | None, states: Sequence[str], track: int | None = None) -> dict[int, int]:

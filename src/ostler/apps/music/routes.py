@@ -8,7 +8,6 @@ import logging
 import math
 import os
 from collections.abc import Callable
-from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
@@ -46,15 +45,7 @@ _After = Annotated[int, Query(ge=0, le=10_000_000, description="how many to leav
 def router(node: NodeApi, rules: Rules) -> APIRouter:
     routes = APIRouter(tags=["music"])
     routes.include_router(_api(node, rules), prefix="/api/v1")
-
-    @routes.get("/music", include_in_schema=False)
-    async def page() -> Response:
-        return _asset("page.html")
-
-    @routes.get("/music/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        return _asset(name)
-
+    routes.include_router(node.page("Music", "/music", files("ostler.apps.music") / "page"))
     return routes
 
 
@@ -246,27 +237,6 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
             return playlists.m3u(catalogue.with_places(tables, found), relative=relative)
 
         return Response(await _off(made), media_type="audio/x-mpegurl")
-
-
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_PAGE = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-_KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
-
-
-@cache
-def _pages() -> dict[str, bytes]:
-    folder = files("ostler.apps.music") / "page"
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def _asset(name: str) -> Response:
-    if name not in _pages():
-        raise NotFound(f"there is no page /music/{name}")
-    kind = _KINDS[name.rpartition(".")[2]]
-    return Response(_pages()[name], headers=_PAGE, media_type=f"{kind}; charset=utf-8")
 
 
 _WISHES = {

@@ -244,7 +244,8 @@ class Tables:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent look."""
-        with _ours(), self.engine.connect() as connection:
+        consistent = {"isolation_level": "REPEATABLE READ"} if self.beside_jobs else {}  # as on SQLite
+        with _ours(), self.engine.connect().execution_options(**consistent) as connection:
             yield connection
 
     @contextlib.contextmanager

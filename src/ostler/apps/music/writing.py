@@ -137,13 +137,15 @@ def read(path: Path) -> Described:
 
 
 def sweep(directory: Path, *, older_than: float = 60) -> int:
-    """Remove drafts that killed processes left in this directory, not below it; how many. One that a process is writing now is left alone."""
+    """Remove drafts that killed processes left in this directory, not below it; how many. One that a process is writing now is left alone:
+    it is locked, or, on a file system without locks, younger than that.
+    """
     count = 0
     with os.scandir(os.fsencode(directory)) as entries:
         drafts = [e.path for e in entries if e.name.startswith(_DRAFT[0]) and e.name.endswith(_DRAFT[1])]
     for draft in drafts:
         with contextlib.suppress(OSError), _locked(draft, os.O_RDWR) as fd:
-            if time.time() - os.fstat(fd).st_ctime >= older_than:
+            if _has_locks(fd) or time.time() - os.fstat(fd).st_ctime >= older_than:
                 os.unlink(draft)  # noqa: PTH108
                 count += 1
     return count
@@ -210,6 +212,14 @@ def _locked(draft: bytes, flags: int) -> Iterator[int]:
         finally:
             os.close(fd)
     raise Changed(errno.EBUSY, "other processes write tags into this file all the time", os.fsdecode(draft))
+
+
+def _has_locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _is_at(path: bytes, fd: int) -> bool:
