@@ -16,10 +16,11 @@ import sys
 from pathlib import Path
 
 import mutagen
+import mutagen.mp4
 import pytest
 from mutagen.id3 import APIC, COMM, ID3, TIT2, TXXX, TYER
 
-from ostler.apps.music import formats, id3, writing
+from ostler.apps.music import formats, id3, memory, writing
 from tests.apps.music import sounds
 from tests.users import NOBODY, as_root
 
@@ -188,6 +189,28 @@ def test_covers_and_comments_stay(tmp_path: Path) -> None:
     found.save()
     writing.write(flac, TAGS)
     assert mutagen.File(flac).pictures[0].data == picture.data
+
+
+def test_a_picture_too_large_for_memory_is_refused_and_the_file_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for kind in ("mp3", "m4a"):
+        path = sounds.save(tmp_path / f"a.{kind}")
+        picture = b"\x89PNG" * (4 << 20)
+        found = ID3() if kind == "mp3" else mutagen.mp4.MP4(path)
+        if kind == "mp3":
+            found.add(APIC(encoding=3, mime="image/png", type=3, desc="", data=picture))
+        else:
+            found["covr"] = [mutagen.mp4.MP4Cover(picture)]
+        found.save(path)
+        del picture, found
+        before = digest(path)
+        with monkeypatch.context() as patch:
+            patch.setattr(writing, "limited_memory", lambda: memory.limited_memory(8))
+            with pytest.raises(writing.Unwritable, match="too large"):
+                writing.write(path, TAGS)
+        assert digest(path) == before and not leftovers(tmp_path)
+        assert writing.write(path, TAGS).changed
 
 
 def test_what_is_not_text_is_refused_and_the_file_stays(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def understood() -> Iterator[None]:
     try:
         yield
     except MutagenError as error:
+        if isinstance(error.__context__, MemoryError):
+            raise MemoryError from None
         cause = error.args[0] if error.args else None
         if isinstance(cause, OSError) and cause.errno is not None:
             raise cause from None

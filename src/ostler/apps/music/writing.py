@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from ostler.apps.music import formats
 from ostler.apps.music.formats import Unwritable
+from ostler.apps.music.memory import limited_memory
 
 NAMESPACE = "ostler"
 _DRAFT = (b".ostler-", b".part")
@@ -66,7 +67,7 @@ def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str
     """
     prefix, wanted = f"{namespace}:", _clean(tags)
     real = os.path.realpath(os.fsencode(path))
-    with open(real, "rb") as source:  # noqa: PTH123  bytes
+    with _bounded(), open(real, "rb") as source:  # noqa: PTH123  bytes
         facts = os.fstat(source.fileno())
         _check_writable(real, facts)
         which = formats.kind(source)
@@ -122,7 +123,7 @@ def restore(path: Path, before: Mapping[str, str | Sequence[str]], *, namespace:
 
 def ours(path: Path, *, namespace: str = NAMESPACE) -> dict[str, list[str]]:
     """Our tags in the file."""
-    with open(path, "rb") as file:  # noqa: PTH123  bytes
+    with _bounded(), open(path, "rb") as file:  # noqa: PTH123  bytes
         which = formats.kind(file)
         return formats.ours(formats.load(file, which), which, f"{namespace}:")
 
@@ -131,7 +132,8 @@ def read(path: Path) -> Described:
     """Title, artist, album and duration, as far as the file tells; raises OSError where it cannot be read."""
     with open(path, "rb") as file:  # noqa: PTH123  bytes
         try:
-            return Described(*formats.described(file, formats.kind(file)))
+            with _bounded():
+                return Described(*formats.described(file, formats.kind(file)))
         except Unwritable:
             return Described()
 
@@ -152,6 +154,16 @@ def sweep(directory: Path, *, older_than: float = 60) -> int:
 
 
 # ---- steps of a write
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """Pictures in tags are held in memory, some of them several times."""
+    try:
+        with limited_memory():
+            yield
+    except MemoryError:
+        raise Unwritable("its tags are too large: pictures of hundreds of megabytes") from None
 
 
 def _clean(tags: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
