@@ -83,6 +83,7 @@ def test_what_is_longer_than_the_limit_is_cut(tmp_path: Path) -> None:
     path = sounds.save(tmp_path / "a.flac", sounds.noise(30, 8_000), rate=8_000, channels=1)
     samples, source = decoded(path, seconds=12.5)
     assert (len(samples), source.seconds, source.cut) == (12.5 * 16_000, 12.5, True)
+    assert decoded(path, seconds=20)[1].cut  # where a piece ends, too
     _, whole = decoded(path)
     assert not whole.cut and whole.seconds == pytest.approx(30, abs=0.01)
 

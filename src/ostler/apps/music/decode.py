@@ -86,12 +86,12 @@ class Source:
         stream.codec_context.thread_count = 1  # workers are processes: one core each
         left = int(self.limits.seconds * RATE)
         for samples in _converted(self._frames(container, stream)):
+            self.cut = len(samples) > left
             self.seconds += len(samples[:left]) / RATE
-            if len(samples):
+            if len(samples[:left]):
                 yield samples[:left]
-            left -= len(samples)
-            if left <= 0:
-                self.cut = left < 0 or self.cut
+            left -= len(samples[:left])
+            if self.cut:
                 return
 
     def _frames(self, container: Any, stream: Any) -> Iterator[Any]:

@@ -103,7 +103,7 @@ def understood() -> Iterator[None]:
         yield
     except MutagenError as error:
         if isinstance(error.__context__, MemoryError):
-            raise MemoryError from None
+            raise MemoryError from None  # noqa: TRY004  what went wrong, not what was found
         cause = error.args[0] if error.args else None
         if isinstance(cause, OSError) and cause.errno is not None:
             raise cause from None
