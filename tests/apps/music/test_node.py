@@ -303,7 +303,8 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-        page.goto(f"{node.url}/music")
+        page.goto(node.url)
+        page.get_by_role("navigation").get_by_role("link", name="Music").click()  # the dashboard has a link
         row = page.locator("#libraries tr").filter(has_text="of the page")
         row.get_by_role("button", name="Show").click()
         page.locator("#failures").get_by_text("it cannot be decoded").wait_for()
@@ -421,13 +422,13 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.soak)])
 def test_a_damaged_library_that_is_unplugged_while_workers_are_killed_goes_through_with_every_file_accounted_for(
-    make_node, tmp_path, count
+    node, tmp_path, count
 ):
-    root = tmp_path / "lib"
+    root = tmp_path / "real" / "lib"
+    root.parent.mkdir()
     assert corpus(root, count) == count
     before = {path.name: path.read_bytes() for path in root.iterdir()}
-    node = make_node(*SMALL, app=APP.with_name("cheap.py"), **RULES)
-    lib = Library(node, root, write_to="file")
+    lib = Library(node, root, name=str(root), write_to="file")
     for number, share in enumerate((0.1, 0.2)):
         until(lambda share=share: lib.get()["counts"]["new"] < (1 - share) * count, "some files to be done", 120)
         os.kill(node.worker(f"worker:tag:{number}")["pid"], signal.SIGKILL)

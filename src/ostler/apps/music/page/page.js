@@ -154,7 +154,7 @@ function trackRow(one) {
   const name = named(one);
   return h("tr", {}, h("td", { class: "tight" }, h("button", { onclick: () => play(one), "aria-label": `Play ${name}` }, "▶")),
     h("td", { class: "path" }, h("button", { class: "link wraps", onclick: () => open(one.id) }, name), one.path === name ? "" : h("div", { class: "muted wraps" }, one.path)),
-    h("td", { class: "album" }, one.album ?? ""), h("td", {}, one.state === "tagged" ? one.tags.join(", ") : h("span", { class: "muted" }, one.state)), h("td", { class: "number tight" }, score),
+    h("td", { class: "album" }, one.album ?? ""), h("td", { class: "tags" }, one.state === "tagged" ? one.tags.join(", ") : h("span", { class: "muted" }, one.state)), h("td", { class: "number tight" }, score),
     h("td", { class: "tight" }, one.state === "tagged" ? h("button", { onclick: () => similar(one) }, "Similar") : ""));
 }
 
