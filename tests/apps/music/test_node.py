@@ -327,7 +327,9 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
 
 
 def test_commands_show_search_and_export(node, tmp_path):
-    lib = Library(node, fill(tmp_path / "lib", 4)).settled(4)
+    root = fill(tmp_path / "lib", 4)
+    (root / "bad.mp3").write_text("broken")
+    lib = Library(node, root).settled(5)
     assert "tagged" in ostler(node, "status", str(lib.root)).stdout
     found = json.loads(ostler(node, "search", "--text", "002", "--library", str(lib.id), "--json").stdout)
     assert [one["path"] for one in found] == ["002.mp3"]
@@ -335,6 +337,7 @@ def test_commands_show_search_and_export(node, tmp_path):
     assert len(alike) == 2
     file = tmp_path / "list.m3u8"
     assert "4 tracks" in ostler(node, "playlist", "tag1:0", "--library", str(lib.id), "-o", str(file)).stdout
+    assert "4 tracks" in ostler(node, "playlist", "--library", str(lib.id), "-o", str(file)).stdout, "not the bad one"
     lines = file.read_text().splitlines()
     assert lines[0] == "#EXTM3U" and sorted(lines[2::2]) == [str(lib.root / f"{n:03}.mp3") for n in range(4)]
     assert json.loads(

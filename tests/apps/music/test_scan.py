@@ -726,6 +726,7 @@ def test_dates_and_names_that_no_database_expects_do_not_stop_a_scan(lib):
     ):
         lib.put(name)
     assert lib.scan()["new"] == 9 and lib.found() == {}
+    assert {"\\xff\\xfe.mp3", "new\\nline.mp3", "\\x1b[31mred.mp3"} <= set(lib.states())
 
 
 def test_a_time_of_any_year_is_64_bits_and_always_the_same():

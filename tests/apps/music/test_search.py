@@ -211,6 +211,8 @@ def test_playlists_have_paths_byte_by_byte(music):
         b"#EXTM3U\n#EXTINF:62,C - A B\n/here/a.mp3\n#EXTINF:-1,\\xff.mp3\n/here/\xff.mp3\n"
     )
     assert b"\na.mp3\n" in playlists.m3u(found, relative=True)
+    found[0]["raw"] = b"#1.mp3"
+    assert b"\n./#1.mp3\n" in playlists.m3u(found, relative=True), "it would be a comment"
 
 
 def test_a_smart_playlist_searches_by_the_written_tags():

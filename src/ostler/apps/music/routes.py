@@ -234,7 +234,10 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
                 if similar is None
                 else [finder.one(similar), *finder.similar(similar, limit, query.library)]
             )
-            return playlists.m3u(catalogue.with_places(tables, found), relative=relative)
+            sound = [
+                one for one in found if one["state"] not in _AGAIN
+            ]  # what could not be decoded can hardly be played
+            return playlists.m3u(catalogue.with_places(tables, sound), relative=relative)
 
         return Response(await _off(made), media_type="audio/x-mpegurl")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
 import unicodedata
@@ -218,8 +219,12 @@ def now_ms() -> int:
 
 
 def shown(path: bytes) -> str:
-    """A path that any database and terminal takes: bytes that are no UTF-8 become escapes."""
-    return path.decode("utf-8", "backslashreplace")
+    """A path that any database and terminal takes: bytes that are no UTF-8, and control characters, become escapes."""
+    text = path.decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
 
 
 def below(column: Column[Any], path: bytes) -> Any:
