@@ -16,8 +16,9 @@ import pytest
 
 from click.testing import CliRunner
 
-from ostler import OstlerError
+from ostler import ConfigError, OstlerError
 from ostler.apps.music import writing
+from ostler.apps.music.rules import Rules, sizes
 from ostler.cli import cli
 from tests.apps.music.sounds import corpus, save
 from tests.harness import Node, until
@@ -119,6 +120,33 @@ def test_a_library_is_scanned_and_each_track_is_tagged(node, tmp_path):
 def test_pools_have_the_seeds_names(node):
     names = {w["component"] for w in node.workers()}
     assert {"worker:tag:0", "worker:tag:1", "worker:library:0", "worker:calibration:0", "worker:watch:0"} <= names
+    info = node.get("/api/v1/info")[1]
+    assert {pool["pool"]: pool["workers"] for pool in info["pools"]} == {
+        "tag": 2,
+        "library": 2,
+        "calibration": 1,
+        "watch": 1,
+    }
+    assert info["pages"] == [{"title": "Music", "path": "/music"}] and info["worker_enabled"]
+
+
+def test_pools_are_sized_down_on_small_machines():
+    assert [tuple(sizes(cores).values()) for cores in (1, 2, 4, 64)] == [(1, 5, 2), (2, 10, 4), (2, 10, 5), (2, 10, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("THRESHHOLD", "1", "did you mean OSTLER_MUSIC_THRESHOLD"),
+        ("THRESHOLD", "1.5", "out of range"),
+        ("SETTLE", "soon", "must be a number"),
+        ("RESCAN", "nan", "out of range"),
+        ("ROOTS", "music", "not an absolute path"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(name, value, said):
+    with pytest.raises(ConfigError, match=said):
+        Rules.from_environment({f"OSTLER_MUSIC_{name}": value})
 
 
 def test_a_file_that_crashes_its_worker_three_times_is_toxic_and_the_others_go_on(node, tmp_path):

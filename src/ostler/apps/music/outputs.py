@@ -182,7 +182,7 @@ def _withdraw(tables: Tables, row: Any, path: bytes, earlier: Any) -> None:
         from ostler.apps.music import writing  # noqa: PLC0415
 
         others = {name: value for name, value in (from_json(earlier.before) or {}).items() if name not in OURS}
-        facts = _facts(writing.restore(path, others))
+        facts = _facts(writing.write(path, others))
     else:
         _remove_sidecar(earlier.place or sidecar(row.library, row.path, path))
     with tables.write() as connection:

@@ -37,14 +37,11 @@ class Changed(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Our tags as they were and as they are. `changed` is false where they were the same and nothing was written; `links` counts the other names
-    (hard links) of the old file, which still have the old content. `facts` and `sha256` are of the file that was written, whatever is there now.
-    """
+    """Our tags as they were and as they are. `changed` is false where they were the same and nothing was written. `facts` and `sha256` are of the file that was written, whatever is there now."""
 
     before: dict[str, list[str]]
     after: dict[str, list[str]]
     changed: bool
-    links: int = 0
     facts: os.stat_result | None = None
     sha256: bytes = b""
 
@@ -62,7 +59,7 @@ class Described:
 def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str = NAMESPACE) -> Written:
     """Make these the file's tags under `namespace:`, and remove what else is there under it; nothing else in the file changes.
 
-    A symbolic link is followed. Raises Unwritable (a Fail) where the file can never have tags, PermissionError where it is read-only, Changed where
+    A symbolic link is followed; other names (hard links) keep the old content. Raises Unwritable (a Fail) where the file can never have tags, PermissionError where it is read-only, Changed where
     somebody else has it in hand, and other OSErrors as they come (a full disk). The file is then as it was.
     """
     prefix, wanted = f"{namespace}:", _clean(tags)
@@ -90,7 +87,7 @@ def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str
             _check_unchanged(real, facts)
             os.replace(draft, real)  # noqa: PTH105
     _flush_directory(os.path.dirname(real))  # noqa: PTH120
-    return Written(before, after, changed=True, links=facts.st_nlink - 1, facts=made, sha256=seen)
+    return Written(before, after, changed=True, facts=made, sha256=seen)
 
 
 def replace(path: bytes, data: bytes) -> None:
@@ -109,16 +106,6 @@ def content(file: IO[bytes]) -> bytes:
     """The hash of a file's bytes."""
     file.seek(0)
     return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
-
-
-def erase(path: Path, *, namespace: str = NAMESPACE) -> Written:
-    """Remove all that was ever written under the namespace."""
-    return write(path, {}, namespace=namespace)
-
-
-def restore(path: Path, before: Mapping[str, str | Sequence[str]], *, namespace: str = NAMESPACE) -> Written:
-    """Bring our tags back to what they were: `Written.before` of the write that is to be undone."""
-    return write(path, before, namespace=namespace)
 
 
 def ours(path: Path, *, namespace: str = NAMESPACE) -> dict[str, list[str]]:
