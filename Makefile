@@ -2,6 +2,8 @@
 PY ?= python3
 BIN := .venv/bin
 STAMP := .venv/.ready
+# Tests and benchmarks start hundreds of Python processes. Where nothing may be cached, each compiles Ostler anew (0.4 s of CPU).
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: setup system demo test test-models check lint types format bench soak clean
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,14 @@ from ostler.store.frontier import Frontier
 from tests.harness import APP, Node
 from tests.servers import Server, open_server
 from tests.stores import new_database, store_of
+
+
+# Where nothing may be cached, each of the hundreds of processes that the tests start would compile Ostler anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# A shell that starts the tests in the background has SIGINT ignored, and what the tests start would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 # Files that take long come first, so that the last minutes of a run are not those of one file alone.

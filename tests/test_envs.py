@@ -26,7 +26,12 @@ from tests.harness import until
 ROOT = Path(__file__).resolve().parent.parent
 
 
-@pytest.fixture(params=["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason="uv is not installed"))])
+# A build with pip takes twenty times the CPU of one with uv: `make test` has one of them, `make soak` all.
+WITH_PIP = pytest.param("pip", marks=pytest.mark.soak)
+WITH_UV = pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason="uv is not installed"))
+
+
+@pytest.fixture(params=[WITH_PIP, WITH_UV])
 def installer(request) -> str:
     return request.param
 
@@ -170,6 +175,7 @@ def test_the_examples_of_the_docs_are_right(tmp_path: Path) -> None:
 # ---- building
 
 
+@pytest.mark.parametrize("installer", ["pip", WITH_UV])
 def test_a_build_makes_an_environment_with_the_package(tmp_path: Path, installer: str) -> None:
     known, app = tiny(tmp_path)
     told: list[str] = []
@@ -552,7 +558,7 @@ def test_passwords_of_an_index_are_shown_nowhere(tmp_path: Path) -> None:
 @pytest.mark.skipif(other_python((3, 9), (3, 11)) is None, reason="no Python 3.9 or 3.10 is installed")
 def test_an_environment_that_is_too_old_for_what_runs_in_it_is_refused(tmp_path: Path) -> None:
     known, app = tiny(tmp_path, python=other_python((3, 9), (3, 11)))
-    built = envs.build(known, app, "tiny", installer="pip")
+    built = envs.build(known, app, "tiny")
     assert built.python.startswith(("3.9.", "3.10."))
     assert envs.interpreter(known, app, "tiny") == built.interpreter
     with pytest.raises(EnvError, match="needs 3.11 or later"):

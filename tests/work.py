@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import datetime, timedelta
 from pathlib import Path
 
 from ostler import Cancel, Cancelled, Fail, Job, Ostler, Retry
@@ -237,3 +238,9 @@ def cancels(job: Job, why: str = "") -> None:
 def says_cancelled(job: Job) -> None:
     """Nobody has cancelled it."""
     raise Cancelled("as if")
+
+
+@app.job(queue="work")
+def typed(job: Job, at: datetime, place: Path = Path(), every: timedelta | None = None) -> datetime:
+    assert isinstance(at, datetime) and isinstance(place, Path) and isinstance(every, timedelta | None)
+    return at + (every or timedelta())

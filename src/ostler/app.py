@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, TypeVar, Unpack
 
-from ostler import loading
+from ostler import habits, loading
 from ostler.calls import model as models_of
 from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
@@ -53,9 +53,10 @@ class Command:
 
 
 @dataclass(eq=False)
-class Ostler(Calling):
+class Ostler(Calling, habits.Hinting):
     """An app: everything that one file declares. `store` and `data` are defaults; ostler.toml, OSTLER_* variables and flags override them."""
 
+    _hints: ClassVar = habits.APP
     store: str | None = None
     data: str | None = None
     tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
@@ -69,6 +70,7 @@ class Ostler(Calling):
     queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
     routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
     hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
+    _places: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # pool -> where it was first named
     _producer: Producer | None = field(default=None, init=False, repr=False)
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
     _node: Settings | None = field(default=None, init=False, repr=False)
@@ -91,6 +93,7 @@ class Ostler(Calling):
         env: str | None = None,
         gpu_mb: float = 0,
         memory_mb: float = 0,
+        **unknown: Never,
     ) -> Declare:
         """Declare a job: a plain or async function whose first parameter is the job handle.
 
@@ -109,7 +112,10 @@ class Ostler(Calling):
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
-        waits = None if backoff is None else tuple(in_seconds(wait) for wait in backoff)
+        for option, given in unknown.items():  # type: ignore[var-annotated]
+            raise ConfigError(f"@app.job has no option {option!r}{habits.option(option, given)}")
+        steps = backoff if isinstance(backoff, tuple | list | None) else (backoff,)
+        waits = None if steps is None else tuple(in_seconds(wait) for wait in steps)
         timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
         policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}
@@ -139,16 +145,17 @@ class Ostler(Calling):
             raise ConfigError(str(error)) from None
         pool_name(queue)
         if kind := self._taken(queue):
-            raise ConfigError(f"{queue!r} is already the name of {kind}; a job's queue needs another name")
-        parameters = signature.describe(function)
+            raise self._clash(queue, kind, f"the queue of job {called!r}")
+        self._places.setdefault(queue, loading.line())
+        described = signature.describe(function)
         row = {
             "name": called,
             "queue": queue,
             **options,
-            "policy": checked(called, policy, parameters),
-            "parameters": parameters,
+            "policy": checked(called, policy, described.parameters),
+            "parameters": described.parameters,
         }
-        task: Task[..., Any] = Task(self, function, row, env)
+        task: Task[..., Any] = Task(self, function, row, described, env)
         self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
         self.tasks[called] = task
         if cron is not None:
@@ -444,10 +451,16 @@ class Ostler(Calling):
 
     def _check_free(self, name: str) -> None:
         """Refuse a pool name that a queue, command, model or session pool already has."""
-        if kind := self._taken(name):
-            raise ConfigError(f"{name!r} is already the name of {kind}")
-        if any(task.queue == name for task in self.tasks.values()):
-            raise ConfigError(f"{name!r} is already the name of a job's queue")
+        queued = next((f"the queue of job {task.name!r}" for task in self.tasks.values() if task.queue == name), None)
+        if kind := self._taken(name) or queued:
+            raise self._clash(name, kind, "this")
+        self._places.setdefault(name, loading.line())
+
+    def _clash(self, name: str, kind: str, other: str) -> ConfigError:
+        return ConfigError(
+            f"{name!r} is already the name of {kind}{self._places.get(name, '')}; {other}{loading.line()} needs another name: queues, commands, "
+            "models and sessions share one set of names, because each has its own workers"
+        )
 
     def _taken(self, name: str) -> str | None:
         taken: dict[str, Mapping[str, Any]] = {

@@ -64,7 +64,7 @@ def load(
     environ = os.environ if environ is None else environ
     values: dict[str, Any] = {k: v for k, v in (code or {}).items() if v is not None}
     pools: dict[str, dict[str, Any]] = {}
-    _from_toml(values, pools, file or _named(environ), required=file is not None or bool(environ.get("OSTLER_CONFIG")))
+    _from_toml(values, pools, file or file_of(environ), required=file is not None or bool(environ.get("OSTLER_CONFIG")))
     _from_environment(values, pools, environ)
     for key, value in (flags or {}).items():
         if value is None:
@@ -79,7 +79,8 @@ def load(
     return settings
 
 
-def _named(environ: Mapping[str, str]) -> Path:
+def file_of(environ: Mapping[str, str]) -> Path:
+    """The settings file, where none is given by a flag."""
     return Path(environ.get("OSTLER_CONFIG") or "ostler.toml")
 
 

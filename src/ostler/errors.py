@@ -20,7 +20,7 @@ OstlerError
 │   ├── CallBusy         429, 503  nothing was run; `retry_after` says when to try again
 │   ├── CallTimeout      504  it took too long; also a TimeoutError
 │   └── ModelFailed      500, 502, 503, 507  the model raised, died or cannot be loaded; the call may have had side effects
-├── JobFailed            500  raised by `.result()` of a failed job; has its code, message and traceback
+├── JobFailed            502  raised by `.result()` of a failed job; has its code, message and traceback
 │   └── JobCancelled     409  raised by `.result()` of a cancelled job
 ├── JobTimeout           504  the job has not ended in time, and continues. Also a TimeoutError
 ├── Unreachable          502  another node cannot be reached from here
@@ -181,7 +181,7 @@ class JobFailed(OstlerError):
     `errors` lists all failed runs, oldest first, like `JobId.errors()`.
     """
 
-    status = 500
+    status = 502
 
     def __init__(
         self,
@@ -202,6 +202,9 @@ class JobFailed(OstlerError):
 
     def __str__(self) -> str:
         return f"job {self.job} ({self.task}) failed with {self.code}: {self.message}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self)!r})"
 
 
 class JobCancelled(JobFailed):

@@ -59,6 +59,10 @@ class Step(Generic[R_co]):
         self.prepared(into)  # all checks, the delay's too
         return step_of(self.prepared(into, delay=None), into, self._options.get("delay"))
 
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self._args.items())
+        return f"{self._row['name']}({given})"
+
     def without_connection(self) -> Step[R_co]:
         """Itself, as part of a chain, batch or schedule. Raises BadArguments if it has its own connection."""
         if self.connection is not None:

@@ -9,6 +9,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
+from ostler import habits
 from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
@@ -22,13 +23,14 @@ Status = Literal["queued", "processing", "done", "failed", "cancelled"]
 _PAGE = 200  # jobs or events that are read at once
 
 
-class JobId(int, Generic[R_co]):
+class JobId(int, habits.Hinting, Generic[R_co]):
     """The id of a job: an int with methods to read the job's state and to wait for its result.
 
     The id of a chain is that of its first job and stands for the whole chain: `result` is the last step's, everything else describes
     the newest step.
     """
 
+    _hints = habits.ID
     _app: Ostler | None = None
     _is_chain = False
     _is_guest = False  # stored in a transaction of the caller
@@ -62,8 +64,9 @@ class JobId(int, Generic[R_co]):
         Raises JobFailed, JobCancelled or JobTimeout, or NotFound if there is no such job, for example because the transaction that
         enqueued it has not been committed. Inside another job, a timeout is required.
         """
-        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
+        __tracebackhide__ = True  # pytest shows the caller's line
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
             job = self._newest()
@@ -71,14 +74,15 @@ class JobId(int, Generic[R_co]):
                 view = awaiting.ended(job, until)
                 before, job = job, self._newest()
                 if job == before or view["status"] != "done":
-                    return cast("R_co", outcome(view, timeout))
+                    return cast("R_co", self._outcome(view, timeout))
 
     async def result_async(self, timeout: Timeout = None) -> R_co:  # noqa: ASYNC109  the job goes on, nothing is cancelled
         """Like `result`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
-        from ostler.jobs.awaiting import deadline, outcome  # noqa: PLC0415
+        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
 
+        __tracebackhide__ = True  # pytest shows the caller's line
         until, awaiting = deadline(timeout), self._known.awaiting
         with self._in_words():
             job = await asyncio.to_thread(self._newest) if self._is_chain else self.id
@@ -86,7 +90,7 @@ class JobId(int, Generic[R_co]):
                 view = await awaiting.ended_async(job, until)
                 before, job = job, await asyncio.to_thread(self._newest) if self._is_chain else job
                 if job == before or view["status"] != "done":
-                    return cast("R_co", outcome(view, timeout))
+                    return cast("R_co", self._outcome(view, timeout))
 
     def info(self) -> dict[str, Any]:
         """The current state of the job: all fields of `GET /api/v1/jobs/{id}` except the timeline. Raises NotFound."""
@@ -136,6 +140,17 @@ class JobId(int, Generic[R_co]):
             )
         return self._app
 
+    def _outcome(self, view: dict[str, Any], timeout: Timeout) -> Any:
+        """The result, as the type that the function is annotated with. One that does not fit the annotation stays JSON."""
+        from ostler.jobs import kinds  # noqa: PLC0415
+        from ostler.jobs.awaiting import outcome  # noqa: PLC0415
+
+        __tracebackhide__ = True
+        value, task = outcome(view, timeout), self._known.tasks.get(view["task"])
+        if task is None or (load := task.returns.load) is None or not kinds.fits(task.returns.kind, value):
+            return value
+        return load(value)
+
     def _newest(self) -> int:
         """The job that it currently stands for."""
         if not self._is_chain:
@@ -154,9 +169,10 @@ class JobId(int, Generic[R_co]):
             ) from None
 
 
-class BatchId(int, Generic[R_co]):
+class BatchId(int, habits.Hinting, Generic[R_co]):
     """The id of a batch: an int with methods to read its jobs and their results."""
 
+    _hints = habits.BATCH
     _app: Ostler | None = None
     _jobs: Sequence[JobId[Any]] | None = None  # where they are known
 

@@ -35,13 +35,13 @@ def refuse(does: str = "enqueues a job") -> None:
     load = _loads.get()
     if load is not None and not load.over:
         raise ConfigError(
-            f"{load.what} {does} while it is being imported{_line()}. The node, every worker and `ostler check` import it, and each would do "
+            f"{load.what} {does} while it is being imported{line()}. The node, every worker and `ostler check` import it, and each would do "
             'it again: put the call under if __name__ == "__main__": or into another script'
         )
 
 
-def _line() -> str:
-    """Where the user's code is, in words."""
+def line() -> str:
+    """Where the user's code is that is being run: " (app.py, line 12)"."""
     frame: Any = sys._getframe(1)  # noqa: SLF001
     while frame is not None and _not_theirs(frame.f_code.co_filename):
         frame = frame.f_back

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
@@ -23,6 +24,19 @@ def pool_name(name: str) -> str:
             f"{name!r} cannot be the name of a queue or pool; use letters, digits, '_', '.' and '-', at most 63"
         )
     return name
+
+
+def no_task(task: str, known: Iterable[str], *, where: str = "") -> str:
+    """What is said of a task that no running node declares, and what to do."""
+    import difflib  # noqa: PLC0415  for those who mistype
+
+    names = sorted(known)
+    close = difflib.get_close_matches(task[:80], names, 1)
+    hint = f"did you mean {close[0]!r}?" if close else f"declared are: {', '.join(names) or 'none'}."
+    return (
+        f"there is no task {task[:80]!r}{where}; {hint} A node knows the tasks of the code that it was started with: if this one is new, restart "
+        "the node (or run it with 'ostler up --reload')"
+    )
 
 
 # What browsers show and Python's own table lacks, or has differently on some systems.

@@ -8,13 +8,14 @@ import inspect
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
-from ostler import loading
+from ostler import habits, loading
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Step
 from ostler.handles import JobId, R_co
-from ostler.jobs import signature
+from ostler.jobs import kinds, signature
 from ostler.jobs.handle import Job
-from ostler.jobs.options import JobOptions, check, plain
+from ostler.jobs.options import JobOptions, check, duration_hint, plain
+from ostler.jobs.outcome import is_wait
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -25,14 +26,23 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
-class Task(Generic[P, R_co]):
+class Task(habits.Hinting, Generic[P, R_co]):
     """A declared job. `enqueue` stores a job for the workers; calling the task runs the plain function in this process.
 
     Type checkers see the function's parameters and its return type; for an async function, ids and steps have the type that it
     returns when awaited.
     """
 
-    def __init__(self, app: Ostler, function: Callable[..., R_co], row: dict[str, Any], env: str | None = None) -> None:
+    _hints = habits.TASK
+
+    def __init__(
+        self,
+        app: Ostler,
+        function: Callable[..., R_co],
+        row: dict[str, Any],
+        described: signature.Signature,
+        env: str | None = None,
+    ) -> None:
         functools.update_wrapper(self, function)
         self._app = app
         self.function = function
@@ -40,13 +50,26 @@ class Task(Generic[P, R_co]):
         self.name: str = row["name"]
         self.queue: str = row["queue"]
         self.env = env
-        self.parameters: signature.Parameters = row["parameters"]
+        self.parameters = described.parameters
+        self.loads = described.loads  # arguments that are converted; for most tasks none
+        self.returns = described.returns
         self._names = list(inspect.signature(function).parameters)[1:]
         self._options: dict[str, Any] = {}
 
-    def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
-        """Call the plain function, without queue or worker."""
-        return self.function(job, *args, **kwargs)
+    if TYPE_CHECKING:
+
+        def __call__(self, job: Job, *args: P.args, **kwargs: P.kwargs) -> R_co:
+            """Call the plain function, without queue or worker."""
+
+    else:
+
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            if not args or isinstance(args[0], str | int | float | list | dict):  # an argument, not a job handle
+                raise TypeError(
+                    f"calling task {self.name!r} runs its function here, with a job handle as the first argument. "
+                    f"To enqueue a job, use {self.name}.enqueue(…)"
+                )
+            return self.function(*args, **kwargs)
 
     @overload
     def enqueue(self: Task[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> JobId[T]: ...
@@ -94,7 +117,7 @@ class Task(Generic[P, R_co]):
     def _many(self, many: Iterable[dict[str, Any]], connection: Any) -> tuple[list[NewJob], Any]:
         options = {**self._options}
         own = options.pop("connection", None)
-        prepared = [Step[Any](self._app, self.row, args, options).prepared() for args in many]
+        prepared = [Step[Any](self._app, self.row, self._plain(args), options).prepared() for args in many]
         return prepared, own if connection is None else connection
 
     @overload
@@ -149,7 +172,13 @@ class Task(Generic[P, R_co]):
             raise BadArguments(f"task {self.name!r} takes {len(self._names)} arguments, found {len(args)}")
         if twice := named.keys() & kwargs.keys():
             raise BadArguments(f"task {self.name!r}: {', '.join(sorted(twice))} given twice")
-        return named | kwargs
+        return self._plain(named | kwargs)
+
+    def _plain(self, args: dict[str, Any]) -> dict[str, Any]:
+        """The arguments as JSON, where the annotations say how."""
+        if not self.loads or not isinstance(args, dict):
+            return args
+        return {name: kinds.plain(value) if name in self.loads else value for name, value in args.items()}
 
     def __repr__(self) -> str:
         return f"<Task {self.name} queue={self.queue}>"
@@ -199,11 +228,17 @@ def checked(task: str, policy: dict[str, Any], parameters: signature.Parameters)
     if seconds is not None and (
         isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9
     ):
-        raise ConfigError(f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}")
+        raise ConfigError(
+            f"job {task!r}: unique_for must be more than 0 seconds, found {seconds!r}{duration_hint(seconds)}"
+        )
     if seconds is not None and unique is False:
         unique = True
-    if backoff is not None and not (len(backoff) == 2 and 0 <= backoff[0] <= backoff[1] < 1e9):
-        raise ConfigError(f"job {task!r}: backoff must be (first, longest) in seconds, found {backoff!r}")
+    if backoff is not None and not (
+        len(backoff) == 2 and all(map(is_wait, backoff)) and 0 <= backoff[0] <= backoff[1] < 1e9
+    ):
+        raise ConfigError(
+            f"job {task!r}: backoff must be (first, longest) in seconds or as timedeltas, found {backoff!r}"
+        )
     found = {**policy, "unique": unique if isinstance(unique, bool) else list(unique)}
     found["backoff"] = None if backoff is None else {"base": backoff[0], "max": backoff[1]}
     return {k: v for k, v in found.items() if v not in (None, False, 0)}

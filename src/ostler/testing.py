@@ -7,7 +7,6 @@
             job = bench.enqueue(cut, source="a.mp4", start=0, end=2)
             with kill_at("source:ready"):
                 bench.run()                     # dies there, as if the worker had been killed
-            bench.run()
             assert job.result() == {"seconds": 2}
             assert job.info()["crashes"] == 1
 
@@ -19,11 +18,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import inspect
 import json
+import math
 import os
 import tempfile
+import threading
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
 from typing import Any, ParamSpec, Self, TypeVar, cast, overload
@@ -33,13 +39,15 @@ from ostler.calls.exchange import Answer
 from ostler.errors import BadArguments
 from ostler.flows import Chain, Step
 from ostler.handles import JobId
-from ostler.jobs import execute, producer, schedule, verdict
-from ostler.jobs.awaiting import Awaiting
+from ostler.jobs import execute, handle, producer, schedule, verdict
+from ostler.jobs.awaiting import Awaiting, would_hang
 from ostler.jobs.handle import Job
+from ostler.jobs.outcome import in_seconds
 from ostler.jobs.verdict import Policy, Ran
+from ostler.jobs.waiting import Facts, reason
 from ostler.store import Store
 from ostler.store.artifacts import ArtifactRow
-from ostler.store.limits import QueueLimit
+from ostler.store.limits import QueueLimit, next_token
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
@@ -49,6 +57,10 @@ __all__ = ["Bench", "Killed", "kill_at"]
 P = ParamSpec("P")
 R = TypeVar("R")
 _NODE, _WORKER = "bench", "worker:bench:0"
+_MOST = 1000  # jobs that are run at once; one may enqueue itself without end
+_inner: ContextVar[threading.Lock | None] = ContextVar(
+    "inner", default=None
+)  # in a job: held while a job that it waits for runs
 
 
 class Killed(BaseException):
@@ -70,15 +82,32 @@ def kill_at(event: str) -> Iterator[None]:
 
 
 class _Here(Awaiting):
-    """Waits for jobs in a test, where nothing runs them meanwhile."""
+    """Waits for a job in a test by running what is ready until the job has ended. Never waits in real time."""
+
+    def __init__(self, bench: Bench) -> None:
+        super().__init__(bench.app.producer)
+        self._bench = bench
 
     def ended(self, job: int, until: float | None) -> dict[str, Any]:
         found = self.look(job)
-        if until is None and found["status"] not in ENDED:
-            why = f" after {found['last_error']}" if found.get("last_error") else ""
-            what = "call bench.advance(…) and bench.run()" if why else "call bench.run() first"
-            raise BadArguments(f"job {job} is {found['status']}{why}, and nothing runs it while you wait; {what}")
-        return super().ended(job, until)
+        for _ in range(_MOST):
+            if found["status"] in ENDED or (until is not None and until <= time.monotonic()):
+                return found
+            if until is None and handle.running is not None:
+                raise would_hang(handle.running.id, job)
+            did_run = self._bench._run_for(job, until)  # noqa: SLF001
+            found = self.look(job)
+            if not did_run:
+                break
+        return found if found["status"] in ENDED else self._stuck(found, until)
+
+    def _stuck(self, found: dict[str, Any], until: float | None) -> dict[str, Any]:
+        """The job with the reason why it cannot run, for a JobTimeout. Raises BadArguments if the caller would wait forever."""
+        why = self._bench._why(found)  # noqa: SLF001
+        if until is None:
+            after = f" after {found['last_error']}" if found.get("last_error") else ""
+            raise BadArguments(f"job {found['id']} ({found['task']}) is {found['status']}{after}: {why}")
+        return {**found, "waiting_for": {"text": why}}
 
     async def ended_async(self, job: int, until: float | None) -> dict[str, Any]:
         return await asyncio.to_thread(self.ended, job, until)
@@ -139,6 +168,14 @@ def _answer(found: Any, model: str) -> Answer:
     return Answer([*found] if inspect.isgenerator(found) else found, None, 0.0, model)
 
 
+def _wait(work: Coroutine[Any, Any, Any]) -> Any:
+    """Run an async job to its end; in a thread of its own where this one is on an event loop already, as in an async test."""
+    if asyncio._get_running_loop() is None:  # noqa: SLF001
+        return asyncio.run(work)
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(contextvars.copy_context().run, asyncio.run, work).result()
+
+
 class Bench:
     """Runs an app's jobs without a node. `now` is the clock in seconds; `advance` moves it forward."""
 
@@ -151,6 +188,7 @@ class Bench:
         self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
         self._saved: dict[str, str | None] = {}
         self._models = _Models(app)
+        self._lock = threading.Lock()  # held while a job runs
 
     def __enter__(self) -> Self:
         folder = Path(self._folder.name)
@@ -159,7 +197,7 @@ class Bench:
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
         producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
-        self.app._awaiting = _Here(self.app.producer)  # noqa: SLF001
+        self.app._awaiting = _Here(self)  # noqa: SLF001
         self._caller, self.app._caller = self.app._caller, cast("Any", self._models)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
@@ -223,12 +261,12 @@ class Bench:
             raise BadArguments(f"the app declares no model {task!r}; declared are: {known}")
         self._models.answers[task] = answer
 
-    def advance(self, seconds: float) -> None:
-        """Move the clock forward; schedules that are due enqueue their jobs."""
-        self.now += seconds
+    def advance(self, seconds: float | timedelta) -> None:
+        """Move the clock forward by seconds or a timedelta; schedules that are due enqueue their jobs."""
+        self.now += in_seconds(seconds)
         self.store.jobs.schedules.fire(_NODE, self._ms(), schedule.following)
 
-    def run(self, most: int = 1000) -> int:
+    def run(self, most: int = _MOST) -> int:
         """Run the ready jobs one after another, until none is left or one is killed by `kill_at`. Returns how many ran."""
         for count in range(most):
             if not self.step():
@@ -237,12 +275,8 @@ class Bench:
 
     def step(self) -> bool:
         """Run the next ready job. Returns False if there is none, or if it was killed."""
-        queues = sorted({task.queue for task in self.app.tasks.values()})
-        for queue in queues:
-            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
-            if taken.claims:
-                return self._one(taken.claims[0])
-        return False
+        with self._alone(None):
+            return self._next(sorted({task.queue for task in self.app.tasks.values()}))
 
     def enqueued(self, task: Task[..., Any] | None = None) -> list[dict[str, Any]]:
         """The arguments of all waiting jobs (of one task), oldest first. To test code that enqueues:
@@ -267,6 +301,54 @@ class Bench:
         return [event["name"] for event in self.store.jobs.events(job)]
 
     # ---- how it is run
+
+    def _run_for(self, job: int, until: float | None) -> bool:
+        """Run the next ready job of that job's queue, until it is that job's turn. Returns False if there is none, or if it was killed."""
+        with self._alone(until) as alone:
+            found = self.store.jobs.find(job)
+            return found["status"] in ENDED or (alone and self._next([found["queue"]]))
+
+    @contextlib.contextmanager
+    def _alone(self, until: float | None) -> Iterator[bool]:
+        """Jobs run one after another, whichever threads wait for them. Only a job that waits for another one has it run meanwhile."""
+        lock = _inner.get() or self._lock
+        alone = lock.acquire(timeout=-1 if until is None else max(0.0, until - time.monotonic()))
+        try:
+            yield alone
+        finally:
+            if alone:
+                lock.release()
+
+    def _next(self, queues: list[str]) -> bool:
+        for queue in queues:
+            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
+            if taken.claims:
+                outer, token = handle.running, _inner.set(threading.Lock())
+                try:
+                    return self._one(taken.claims[0])
+                finally:
+                    handle.running = outer
+                    _inner.reset(token)
+        return False
+
+    def _why(self, found: dict[str, Any]) -> str:
+        """Why a job that has not ended cannot run now, and what the test can do."""
+        now, queue = self._ms(), found["queue"]
+        stands = self.store.jobs.standing(found["id"], 1)
+        if stands is None:
+            return "it is running, and waits for this"
+        limit = self._limits.get(queue, QueueLimit())
+        facts = Facts(
+            now=now, queue=queue, nodes=1, paused=False, workers={"healthy": 1},
+            run_at=stands["run_at"] if stands["later"] == 1 else None,
+            running=stands["running_queue"], at_once=limit.at_once,
+            key=stands["limit_key"], key_running=stands["running_key"], key_most=stands["limit_max"] or 0,
+            next_token=next_token(self.store.db, queue, limit, now),
+        )  # fmt: skip
+        because = reason(facts)
+        if "until" in because:
+            return f"{because['text']}; call bench.advance({math.ceil((because['until'] - now) / 1000)}) first"
+        return because["text"] if because["reason"] == "limit" else "call bench.run() to go on"
 
     def _one(self, claim: Claim) -> bool:
         notes: list[Note] = []
@@ -305,7 +387,7 @@ class Bench:
                 self.app.tasks.get(claim.task),
                 job,
                 claim.args,
-                wait=asyncio.run,
+                wait=_wait,
                 max_result=self.app.producer.settings.max_payload,
                 passing=(Killed, KeyboardInterrupt),
             )

@@ -338,7 +338,7 @@ def test_what_cannot_be_taken_is_refused_and_the_workers_live_on(node: Node, sam
         (raw + "embedding" + one, json.dumps({"texts": ["x" * 99_999] * 11}).encode(), "application/json", 400, "1000000 characters in all"),
         (raw + "embedding" + one, b"\x00\x01", "image/png", 400, "must be a JSON object"),
         (raw + "embedding?model=none", b"{}", "application/json", 404, "known: "),
-        (raw + "nothing", b"{}", "application/json", 404, "known: "),
+        (raw + "nothing", b"{}", "application/json", 404, "declared are: "),
         (raw + "ocr?model=rapidocr-ppocr-v4", files["cut.png"], "image/png", 400, "damaged or incomplete"),
         (raw + "ocr?model=rapidocr-ppocr-v4", files["cut.jpg"], "image/jpeg", 400, "damaged or incomplete"),
         (raw + "ocr?model=rapidocr-ppocr-v4", files["bomb.png"], "image/png", 400, "found 30000 x 30000"),

@@ -73,6 +73,15 @@ def test_a_model_is_started_by_its_first_call_and_stays(models: Node) -> None:
     assert state(models, "echo:echo")["state"] == "READY"
 
 
+def test_an_operators_kill_of_a_model_counts_no_crash_and_the_next_call_starts_it(models: Node) -> None:
+    pid = answer(models, "echo", 1, model="echo")["pid"]
+    worker = next(w["component"] for w in models.workers() if w["pid"] == pid)
+    assert models.post(f"/api/v1/workers/{worker}/kill")[0] == 200
+    until(lambda: state(models, "echo:echo")["state"] == "IDLE", "it to be gone")
+    assert answer(models, "echo", 2, model="echo")["pid"] != pid
+    assert models.worker(worker)["restart_count"] == 0
+
+
 def test_an_id_with_slashes_and_colons_is_a_model_like_any_other_and_names_no_file(models: Node) -> None:
     assert answer(models, "echo", 1, model="org/big:7b")["model"] == "org/big:7b"
     components = [w["component"] for w in models.workers() if w["pool"] == "echo"]
@@ -87,8 +96,12 @@ def test_the_model_is_named_in_the_body_the_query_or_a_header(models: Node) -> N
         models.post(f"{url}?model=org/big:7b", {"payload": pad}, **kind),
         models.post(url, {"payload": pad}, **kind, **{"x-ostler-model": "org/big:7b"}),
         models.post(url, {"model": "org/big:7b", "payload": pad}, **kind),
+        models.post(
+            url, {"payload": 1, "model": "org/big:7b"}, **{"content-type": "application/x-www-form-urlencoded"}
+        ),
     ]
-    assert [(status, body["model"]) for status, body in found] == [(200, "org/big:7b")] * 4
+    assert [(status, body["model"]) for status, body in found] == [(200, "org/big:7b")] * 5
+    assert found[-1][1]["result"]["payload"] == 1  # as from curl -d
     status, body = models.post(url, {"payload": pad, "model": "org/big:7b"}, **kind)
     assert (status, body["error"]["code"]) == (400, "NO_MODEL")  # so far back in so large a body it is not looked for
 

@@ -151,14 +151,15 @@ def test_a_name_is_used_once_by_a_queue_a_command_or_a_model() -> None:
     @app.job(queue="c")
     def work(job): ...
 
-    for name in ("a", "b", "c"):
-        with pytest.raises(ConfigError, match=f"{name!r} is already the name of a"):
+    for name, kind in (("a", "a model"), ("b", "a command"), ("c", "the queue of job 'work'")):
+        said = rf"{name!r} is already the name of {kind} \(test_model.py, line \d+\); this \(test_model.py, line \d+\) needs another"
+        with pytest.raises(ConfigError, match=said):
             app.model(name)(Model)
-        with pytest.raises(ConfigError, match=f"{name!r} is already the name of a"):
+        with pytest.raises(ConfigError, match=said):
             app.server(name, ["x", "{port}"])
     with pytest.raises(ConfigError, match="'a' is already the name of a model"):
         app.command("a", ["x"])
-    with pytest.raises(ConfigError, match="'a' is already the name of a model; a job's queue needs another name"):
+    with pytest.raises(ConfigError, match=r"of a model \(.*\); the queue of job '<lambda>' \(.*\) needs"):
         app.job(queue="a")(lambda job: None)
     for wrong in ("plane", "a/b", "", "x" * 64, "ä"):
         with pytest.raises(ConfigError):

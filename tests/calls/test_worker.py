@@ -80,6 +80,12 @@ def test_the_payload_of_a_json_body_is_its_member_or_the_body_itself(echo: Bench
     assert echo.client().post("/infer", body, content_type="application/json; charset=utf-8").result == payload
 
 
+def test_json_that_is_labelled_as_a_form_is_json_and_a_form_is_not(echo: Bench) -> None:
+    for body, result in ((b' {"payload": 7}', 7), (b"[1]", [1]), (b"{no", b"{no"), (b"a=1&b=2", b"a=1&b=2")):
+        answer = echo.client().post("/infer", body, content_type="application/x-www-form-urlencoded")
+        assert (answer.body if isinstance(result, bytes) else answer.result) == result
+
+
 def test_chunked_bodies_and_expect_continue_are_taken(echo: Bench) -> None:
     client = echo.client()
     client.socket.sendall(

@@ -202,7 +202,7 @@ def test_the_command_looks_at_a_node_on_postgres_and_finds_a_listener_that_was_l
     assert "sqlite" not in found and "PostgreSQL" in found["database"][0]["text"]
     with Store.open(database, node.folder) as store:
         store.nodes.register(NodeRow("deaf@1", "deaf", 600_000))  # it lives, and listens to nobody
-        (lost,) = findings(store, "listeners")
+        (lost,) = until(lambda: findings(store, "listeners"), "the listener of the command to be gone from the server")
         assert "1 for 2 nodes" in lost and "poll" in lost
 
 

@@ -37,7 +37,11 @@ def listed(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(
-    "installer", ["pip", pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason="uv is not installed"))]
+    "installer",
+    [
+        pytest.param("pip", marks=pytest.mark.soak),
+        pytest.param("uv", marks=pytest.mark.skipif(UV is None, reason="uv is not installed")),
+    ],
 )
 def test_an_environment_from_its_description_to_its_end(folder: Path, installer: str) -> None:
     assert listed(folder) == {"broken": "not built", "own": "not built", "tiny": "not built"}

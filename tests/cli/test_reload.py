@@ -50,12 +50,18 @@ def test_a_changed_file_is_loaded_a_broken_one_waited_for_and_nothing_is_left(tm
     try:
         node.up()
         assert node.wait_job(node.enqueue("version"))["result"] == 1
+        (file.parent / "test_mine.py").write_text("")  # nothing of the app
         file.write_text("def broken(:\n")
-        until(lambda: "waiting for a change" in node.log(), "the broken file to be told")
+        until(lambda: "the node keeps running the old code" in node.log(), "the broken file to be told")
         assert "SyntaxError" in node.log()
+        assert node.wait_job(node.enqueue("version"))["result"] == 1
         file.write_text(APP.format(number=22))
+        until(
+            lambda: node.log().count("watching 2 files") == 2, "the new code to be loaded"
+        )  # ostler.toml is one of them
         node.up()
         assert node.wait_job(node.enqueue("version"))["result"] == 22
+        assert "test_mine.py" not in node.log()
         child = int(subprocess.check_output(["pgrep", "-P", str(watcher)], text=True).split()[0])
         node.signal(signal.SIGTERM)
         assert node.wait() == 0
@@ -71,10 +77,12 @@ def test_what_is_watched(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    before = reload.snapshot(tmp_path, tmp_path / "data")
-    assert {str(Path(path).relative_to(tmp_path)) for path in before} == {"a.py", "sub/b.py"}
-    assert reload.difference(before, reload.snapshot(tmp_path, tmp_path / "data")) is None
+    files = reload.below(tmp_path, tmp_path / "data")
+    assert {str(Path(path).relative_to(tmp_path)) for path in files} == {"a.py", "sub/b.py"}
+    before = reload.look([*files, str(tmp_path / "ostler.toml")])
+    assert reload.difference(before, reload.look(before)) is None
     os.utime(tmp_path / "a.py", ns=(1, 1))
-    assert reload.difference(before, reload.snapshot(tmp_path, tmp_path / "data")) == "a.py"
-    (tmp_path / "sub" / "b.py").unlink()
-    assert reload.difference(reload.snapshot(tmp_path, tmp_path / "data"), before) in ("a.py", "b.py")
+    assert reload.difference(before, reload.look(before)) == "a.py"
+    before = reload.look(before)
+    (tmp_path / "ostler.toml").touch()
+    assert reload.difference(before, reload.look(before)) == "ostler.toml"

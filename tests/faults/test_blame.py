@@ -53,7 +53,7 @@ def counts(node: Node) -> tuple[int, int, int]:
     return len(done), len(toxic), len(failed) - len(toxic)
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_twenty_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start, workers: int) -> None:
     node = start(workers)
     jobs = put(node, *[False] * 20, *[True] * 20, *[False] * 20)
@@ -64,7 +64,7 @@ def test_twenty_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start
 
 
 @both
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.soak)])
 def test_every_third_job_bad_stops_nothing(start, workers: int) -> None:
     node = start(workers)
     jobs = put(node, *[n % 3 == 2 for n in range(30)])
@@ -74,7 +74,7 @@ def test_every_third_job_bad_stops_nothing(start, workers: int) -> None:
 
 
 @both
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
 def test_a_fresh_pool_in_which_nothing_succeeds_is_failed_after_five_and_turns_nothing_toxic(
     start, workers: int
 ) -> None:

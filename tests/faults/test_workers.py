@@ -265,7 +265,8 @@ def test_drain_finishes_the_job_then_the_worker_stays_stopped(make_node, tmp_pat
     assert node.wait_job(behind)["status"] == "done"
 
 
-def test_kill_through_the_api_is_a_crash(make_node, tmp_path: Path) -> None:
+@both
+def test_an_operators_kill_blames_neither_the_job_nor_the_worker(make_node, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1")
     flag = tmp_path / "go"
     job = node.enqueue("wait_for", path=str(flag))
@@ -274,7 +275,13 @@ def test_kill_through_the_api_is_a_crash(make_node, tmp_path: Path) -> None:
     node.wait_worker("worker:work:0", "next generation", lambda w: w["generation"] == 2 and w["status"] == "healthy")
     flag.touch()
     done = node.wait_job(job)
-    assert (done["status"], done["crashes"]) == ("done", 1)
+    assert (done["status"], done["crashes"], done["attempt"]) == ("done", 0, 1)
+    assert node.events(job) == ["created", "processing", "aborted:killed", "processing", "done"]
+    why = next(e["data"]["reason"] for e in done["events"] if e["name"] == "aborted:killed")
+    assert why == "worker:work:0: killed by an operator"
+    assert node.worker("worker:work:0")["restart_count"] == 0
+    told = f"worker:work:0 was killed by an operator, job {job} requeued"
+    until(lambda: told in [i["text"] for i in node.get("/api/v1/incidents")[1]["incidents"]], "the incident")
 
 
 def test_what_a_killed_worker_left_behind_is_ended_even_in_other_sessions(make_node, tmp_path: Path) -> None:

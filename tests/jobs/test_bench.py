@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import traceback
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ostler import BadArguments, Fail, Job, JobFailed, NotFound, Ostler, Snooze
+from ostler import BadArguments, Fail, Job, JobFailed, JobTimeout, NotFound, Ostler, Snooze
 from ostler.testing import Bench, kill_at
 from tests import work
 from tests.harness import Node
@@ -186,6 +189,7 @@ RUNS: list[tuple[str, dict[str, object]]] = [
     ("cancels", {"why": "nobody wants it"}),
     ("cancels", {}),
     ("says_cancelled", {}),
+    ("typed", {"at": "2026-01-31T12:00:00Z", "place": "a.txt", "every": 1.5}),
     ("returns", {"what": "set"}),
     ("returns", {"what": "big"}),
     ("returns", {"what": "deep"}),
@@ -253,12 +257,88 @@ def test_models_answer_in_the_tests_own_process_unless_the_test_answers() -> Non
         assert again.result() == ["a", "b", 2]
 
 
+def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:
+    app = Ostler()
+    app.queue("rare", rate="1/h")
+    ran: list[int] = []
+
+    @app.job(queue="b")
+    async def double(job: Job, n: int) -> int:
+        ran.append(n)
+        await asyncio.sleep(0)
+        return 2 * n
+
+    @app.job(queue="a")
+    def other(job: Job) -> None: ...
+
+    @app.job(queue="rare")
+    def rare(job: Job) -> int:
+        return 1
+
+    @app.job(queue="b", attempts=1)
+    async def asks(job: Job, timeout: float | None = 60) -> list[int]:
+        """Waits for other jobs, blocking and not."""
+        first = double.enqueue(n=10).result(timeout=timeout)
+        both = [await double.enqueue_async(n=n) for n in (11, 12)]
+        job.event("asked")
+        return [first, *await asyncio.gather(*(one.result_async(timeout=timeout) for one in both))]
+
+    async def in_a_loop() -> list[int]:
+        both = [await double.enqueue_async(n=n) for n in (2, 3)]
+        return [*await asyncio.gather(*(job.result_async(timeout=60) for job in both)), double.enqueue(n=4).result()]
+
+    with Bench(app) as bench:
+        bench.enqueue(other)
+        assert double.enqueue(n=1).result(timeout=60) == 2
+        assert asyncio.run(in_a_loop()) == [4, 6, 8]
+        assert asks.enqueue().result() == [20, 22, 24]
+        assert double.s(n=1).then(double.s(), into="n").enqueue().result(timeout=60) == 4
+        assert [*app.batch([double.s(n=n) for n in (1, 2)]).results(timeout=60)] == [2, 4]
+        assert bench.enqueued(other) == [{}], "jobs of other queues are left alone"
+        with pytest.raises(JobFailed, match="without a timeout"):
+            asks.enqueue(timeout=None).result()
+        bench.run()
+        ran.clear()
+
+        waiting = double.enqueue(n=5)
+        with pytest.raises(JobTimeout):
+            waiting.result(timeout=0)
+        assert ran == [], "without time nothing runs"
+        late = double.options(delay=90).enqueue(n=6)
+        with pytest.raises(JobTimeout, match=r"scheduled to run in 90 s; call bench\.advance\(90\) first"):
+            late.result(timeout=10**6)
+        with pytest.raises(BadArguments, match=r"job \d+ \(double\) is queued: .*call bench\.advance\(90\) first"):
+            asyncio.run(late.result_async())
+        bench.advance(timedelta(seconds=90))
+        assert late.result() == 12
+
+        assert rare.enqueue().result() == 1
+        with pytest.raises(
+            BadArguments, match=r"the rate of queue rare is reached; .*; call bench\.advance\(3601\) first"
+        ):
+            rare.enqueue().result()
+        dying = asks.enqueue()
+        with kill_at("asked"), pytest.raises(BadArguments, match=r"after .*SIGKILL.*: call bench\.run\(\) to go on"):
+            dying.result()
+        assert dying.result() == [20, 22, 24]
+
+
 def test_waiting_for_a_job_that_will_be_retried_says_why() -> None:
     with Bench(work.app) as bench:
         job = bench.enqueue(work.fails, times=1)
-        bench.run()
-        with pytest.raises(BadArguments, match=r"is queued after OSError: try 1 failed, .*; call bench.advance"):
+        with pytest.raises(
+            BadArguments, match=r"is queued after OSError: try 1 failed.*: it is scheduled .*; call bench.advance"
+        ):
             job.result()
+
+
+def test_a_failure_is_shown_once_and_at_the_line_that_waited() -> None:
+    with Bench(work.app), pytest.raises(JobFailed) as found:
+        work.exits.enqueue().result()
+    shown = [entry for entry in found.traceback if not entry.ishidden(found)]
+    assert [Path(entry.path).name for entry in shown] == ["test_bench.py"]
+    assert repr(found.value) == f"JobFailed({str(found.value)!r})" and "Traceback" not in repr(found.value)
+    assert "".join(traceback.format_exception(found.value)).count("in exits") == 1
 
 
 def test_the_callback_of_a_batch_and_cancelling_one() -> None:

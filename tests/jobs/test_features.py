@@ -206,6 +206,10 @@ def test_what_a_job_prints_is_kept_for_the_job(node: Node) -> None:
         lambda: text(first) == "python says one\na child says one\nto stderr\n", "the first job's lines, and no others"
     )
     until(lambda: text(second) == "python says two\na child says two\nto stderr\n", "the second's")
+    assert node.post(f"/api/v1/jobs/{second}/retry")[0] == 200
+    again = "python says two\na child says two\nto stderr\n"
+    worker = node.wait_job(second, "done")["worker"]
+    until(lambda: text(second) == f"{again}--- attempt 1, on {worker} ---\n{again}", "what the second run printed")
     done = subprocess.run(
         [sys.executable, "-m", "ostler", "logs", "--job", str(first), "-f", "--data", str(node.folder)],
         env=node.env,
@@ -285,7 +289,7 @@ def test_a_schedule_that_was_missed_fires_once_at_the_next_start(make_node) -> N
     command = [sys.executable, "-m", "ostler", "schedules", "--data", str(node.folder)]
     shown = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "TZ": "UTC"}).stdout
     assert "new_year" in shown
-    assert "-01-01 00:00" in shown  # as the schedule's zone has it, whatever ours is
+    assert "-01-01 00:00 Europe/Berlin" in shown  # as the schedule's zone has it, whatever ours is
 
     status, ran = node.post("/api/v1/schedules/new_year/run")
     assert (status, node.wait_job(ran["id"])["result"]) == (201, "happy")

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from ostler.store.rows import NewJob
 from tests.harness import APP, Node, gone, until
+from tests.sse import Stream
 from tests.stores import rows, store_of
 
 
@@ -251,7 +253,10 @@ def test_jobs_of_a_task_that_is_no_longer_declared_wait_until_it_is_again(make_n
     app = tmp_path / "one.py"
     both = "from ostler import Ostler\napp = Ostler()\n@app.job(queue='q')\ndef old(job): return 2\n@app.job(queue='q')\ndef kept(job): return 1\n"
     app.write_text(both)
-    node = make_node("--pool", "q=1", app=app, OSTLER_UPKEEP_INTERVAL="0.2", OSTLER_POLL_INTERVAL="0.2")
+    node = make_node(
+        "--pool", "q=1", app=app, OSTLER_POLL_INTERVAL="0.2"
+    )  # the upkeep, once a minute, has no part in it
+    assert node.wait_job(node.enqueue("kept"))["result"] == 1
     node.post("/api/v1/workers/pause")
     job = node.enqueue("old")
     node.stop()
@@ -260,8 +265,20 @@ def test_jobs_of_a_task_that_is_no_longer_declared_wait_until_it_is_again(make_n
     node.post("/api/v1/workers/resume")
     assert node.wait_job(node.enqueue("kept"))["result"] == 1
     assert node.post("/api/v1/jobs", {"task": "old"})[0] == 422
-    until(lambda: node.job(job)["waiting_for"]["reason"] == "no_task", "the job to wait for its task")
-    until(lambda: "no running node declares" in " ".join(node.get("/api/v1/health")[1]["errors"]), "health to say so")
+    with node.open_store() as store:  # a program that has newer code than the node
+        (later,) = store.jobs.enqueue([NewJob("new", "q", "{}")], store.now())
+    for job_, task in ((job, "old"), (later, "new")):
+        until(lambda j=job_: node.job(j)["waiting_for"]["reason"] == "no_task", "the job to wait for its task")
+        said = f"1 job waits for task {task!r}, which no running node declares; if the task is new, restart the node"
+        until(lambda s=said: s in " ".join(node.get("/api/v1/health")[1]["errors"]), "health to say so")
+    stream = Stream(node.url, "queue:q:status")
+    stream.wait(lambda: stream.of("queue:q:status")["stuck"] == 2, "the queue to say that they cannot run")
+    assert stream.of("queue:q:status")["eta"] is None
+    stream.close()
+    watching = [sys.executable, "-m", "ostler", "jobs", str(job), "--watch", "--data", str(node.folder)]
+    with subprocess.Popen(watching, stdout=subprocess.PIPE, text=True, env=node.env) as watch:
+        assert any("waits: no running node declares task 'old'" in line for line in watch.stdout)
+        watch.kill()
     node.stop()
     app.write_text(both)
     node.start()

@@ -7,9 +7,10 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from ostler import BadArguments, ConfigError, Ostler, Retry, Snooze
+from ostler import BadArguments, ConfigError, Job, Ostler, Retry, Snooze
 from ostler.jobs.producer import prepare
 from ostler.jobs.signature import describe
+from ostler.testing import Bench
 
 TASK = {
     "name": "t",
@@ -122,7 +123,7 @@ def test_chains_and_callbacks_take_single_steps() -> None:
 def test_a_default_that_is_spelled_out_is_the_same_job() -> None:
     def cut(job, source: str, user: str = "me", size: tuple = (1, 2), where: object = object) -> None: ...
 
-    task = {**TASK, "parameters": describe(cut)}
+    task = {**TASK, "parameters": describe(cut).parameters}
 
     def keys(policy: dict, **args: object) -> tuple[str | None, str | None]:
         found = prepare({"t": {**task, "policy": policy}}, "t", args, 1000)
@@ -161,3 +162,51 @@ def test_times_may_be_datetimes_and_timedeltas() -> None:
         task.options(run_at=hour)
     with pytest.raises(BadArguments, match="delay must be a number of seconds"):
         task.options(delay=noon)
+
+
+habits = Ostler()
+
+
+@habits.job(queue="q")
+def add(job: Job, a: int = 0) -> int:
+    return a
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "hint"),
+    [
+        ("app.job(retries=3)", ConfigError, "no option 'retries'; use attempts=4, which counts all runs, the first one included"),
+        ("app.job(max_retries=None)", ConfigError, "use attempts=…, which"),
+        ("app.job(bind=True)", ConfigError, "use nothing: the first parameter is always the job handle"),
+        ("app.job(speed=5)", ConfigError, r"no option 'speed'$"),
+        ("app.task()", AttributeError, "'Ostler' object has no attribute 'task'; use @app.job"),
+        ("app.send_task('add')", AttributeError, r"use task\.enqueue\(…\): import the task"),
+        ("app.nothing", AttributeError, "no attribute 'nothing'$"),
+        ("add.delay(1)", AttributeError, r"'Task' object has no attribute 'delay'; use task\.enqueue"),
+        ("add.apply_async(countdown=5)", AttributeError, r"use task\.enqueue\(…\), with task\.options\(delay=…\)"),
+        ("add(a=1)", TypeError, r"calling task 'add' runs its function here.*use add\.enqueue"),
+        ("add(1)", TypeError, r"use add\.enqueue"),
+        ("add.options(countdown=5)", BadArguments, "'countdown' is not an option; use delay=…"),
+        ("add.options(retries=0)", BadArguments, "use attempts=1"),
+        ("add.options(delay='5m')", BadArguments, r"delay must be a number of seconds from 0, found '5m'; in Python, give seconds or timedelta\(minutes=5\)"),
+        ("add.options(run_at='2026-01-31')", BadArguments, "in Python, give a datetime with a time zone"),
+        ("app.job(timeout='1h')(lambda job: 1)", ConfigError, r"give seconds or timedelta\(hours=1\)"),
+        ("app.job(unique_for='soon')(lambda job: 1)", ConfigError, r"found 'soon'; in Python, give seconds or timedelta"),
+        ("app.job(backoff=('1s', '1m'))(lambda job: 1)", ConfigError, r"must be \(first, longest\) in seconds or as timedeltas"),
+        ("app.job(backoff=10)(lambda job: 1)", ConfigError, r"found \(10,\)"),
+        ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write add\.options\(delay=…\)"),
+        ("add.enqueue(a=1, eta=5)", BadArguments, "'eta' is not a parameter; use run_at"),
+        ("add.enqueue(a=1).get(timeout=5)", AttributeError, r"'JobId' object has no attribute 'get'; use job\.result\(timeout=…\)"),
+        ("app.batch([add.s(a=1)]).get()", AttributeError, r"'BatchId' object has no attribute 'get'; use batch\.results"),
+        ("add.enqueue(a=1).nothing", AttributeError, "no attribute 'nothing'$"),
+        ("Job(1, 't', 1, 0, 1, print).retry(countdown=5)", AttributeError, r"use raise Retry\(after=…\)"),
+    ],
+)  # fmt: skip
+def test_a_word_of_another_job_queue_is_answered_with_ours(code: str, kind: type[Exception], hint: str) -> None:
+    with Bench(habits), pytest.raises(kind, match=hint):
+        eval(code, {"app": habits, "add": add, "Job": Job})
+
+
+def test_the_plain_function_can_be_called_with_any_handle() -> None:
+    assert (add(Job(1, "t", 1, 0, 1, print), a=1), add(None, 2)) == (1, 2)
+    assert not hasattr(add, "delay") and not hasattr(habits, "task")

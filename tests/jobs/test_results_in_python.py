@@ -269,7 +269,7 @@ def test_without_a_node_the_store_is_polled_less_and_less_often(alone, monkeypat
     monkeypatch.setattr(awaiting._Blocking, "sleep", sleeps)
     assert job.result(timeout=3600) == 42
     assert pauses[0] == 0.05 and pauses[-1] == 1.0 and sorted(pauses) == pauses
-    with pytest.raises(JobTimeout, match="it is queued; no node is running; start one with 'ostler up'"):
+    with pytest.raises(JobTimeout, match=r"it is queued; no node is running in /.*; start one with 'ostler up'"):
         alone.add.enqueue(a=1, b=1).result(timeout=0)
 
 
@@ -363,16 +363,11 @@ def test_only_ends_that_somebody_waits_for_are_told(shared, database: str) -> No
 # ---- in a Bench
 
 
-def test_a_bench_gives_results_and_refuses_to_wait_for_ever(alone) -> None:
+def test_a_bench_gives_results_and_refuses_to_wait_forever(alone) -> None:
     with Bench(alone.app) as bench:
         job = bench.enqueue(alone.add, 1, b=2)
-        with pytest.raises(BadArguments, match=r"job 1 is queued, .* call bench.run\(\) first"):
-            job.result()
-        with pytest.raises(BadArguments, match="bench.run"):
-            asyncio.run(job.result_async())
-        bench.run()
         assert (job.result(), job.status(), asyncio.run(job.result_async())) == (3, "done", 3)
         hangs = bench.enqueue(alone.asks)
         bench.run()
-        with pytest.raises(JobFailed, match="without a timeout|first"):
+        with pytest.raises(JobFailed, match="without a timeout"):
             hangs.result()

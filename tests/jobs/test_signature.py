@@ -15,7 +15,7 @@ def task(
 ) -> None: ...
 
 
-PARAMETERS = signature.describe(task)
+PARAMETERS = signature.describe(task).parameters
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_all_complaints_come_at_once() -> None:
 
 
 def test_extra_keywords_are_taken_where_the_task_takes_them() -> None:
-    signature.check("t", signature.describe(lambda job, **more: None), {"anything": 1})
+    signature.check("t", signature.describe(lambda job, **more: None).parameters, {"anything": 1})
 
 
 @pytest.mark.parametrize("function", [lambda: None, lambda *a: None, lambda job, x, /: None, lambda job, *x: None])

@@ -61,7 +61,12 @@ def test_a_run_that_failed_tells_its_own_error_also_in_the_last_attempt(end, kin
 
 
 def test_a_run_that_did_not_fail_tells_no_error() -> None:
-    ends = (verdict.done(ran(), "1"), verdict.snoozed(ran(), 5), verdict.aborted(ran()), verdict.returned(ran(), "x"))
+    ends = (
+        verdict.done(ran(), "1"),
+        verdict.snoozed(ran(), 5),
+        verdict.aborted(ran(), "shutdown", "why"),
+        verdict.returned(ran(), "x"),
+    )
     assert [end.failure for end in ends] == [None] * 4
 
 
@@ -90,8 +95,9 @@ def test_a_timeout_is_transient_and_says_timeout_at_the_end() -> None:
 def test_what_never_began_gets_its_attempt_back_and_a_shutdown_blames_nobody() -> None:
     back = verdict.returned(ran(), "x")
     assert (back.refund, back.crash, back.excused, back.event) == (1, 0, 0, "returned")
-    aborted = verdict.aborted(ran())
-    assert (aborted.refund, aborted.crash, aborted.excused, aborted.event) == (0, 0, 1, "aborted:shutdown")
+    for reason, event in (("shutdown", "aborted:shutdown"), ("killed", "aborted:killed")):
+        aborted = verdict.aborted(ran(), reason, "why")
+        assert (aborted.refund, aborted.crash, aborted.excused, aborted.event) == (0, 0, 1, event)
 
 
 def test_a_permanent_failure_is_final() -> None:

@@ -12,6 +12,7 @@ from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.restart import Again, GiveUp, History, Limits
 from ostler.lifecycle.state import LEGAL, Status, move
 from ostler.lifecycle.worker import Pool, PoolSpec, Slot, Worker
+from ostler.store.views import WORKER
 
 LIMITS = Limits()
 SECOND = 1000
@@ -116,7 +117,7 @@ def judged(
         0.0,
         status=status,
         killing=killing,
-        on_purpose=killing in ("job-timeout", "cancelled"),
+        on_purpose=killing in ("job-timeout", "cancelled", "killed"),
     )
     history = History(clean=tuple(range(clean)))
     end = ends.judge(worker, Ended(code, 0.0, None), history, 5, LIMITS, memory_ran_out=oom)
@@ -142,7 +143,7 @@ def judged(
         ({"code": -9, "killing": "startup-deadline", "status": Status.STARTING}, ("startup-deadline", "crash", -9)),
         ({"code": -9, "killing": "job-timeout"}, ("job-timeout", "asked", -9)),
         ({"code": -9, "killing": "cancelled"}, ("cancelled", "asked", -9)),
-        ({"code": -9, "killing": "killed"}, ("killed", "crash", -9)),
+        ({"code": -9, "killing": "killed"}, ("killed", "asked", -9)),
     ],
 )
 def test_every_end_has_a_reason_a_kind_and_a_code(given: dict, expected: tuple[str, str, int]) -> None:
@@ -164,6 +165,12 @@ def test_every_end_has_a_reason_a_kind_and_a_code(given: dict, expected: tuple[s
 def test_an_end_in_words(reason: str, code: int, signal: str | None, short: str, long: str) -> None:
     assert ends.words(reason, code, signal) == short
     assert ends.words(reason, code, signal, long=True) == long
+
+
+def test_a_model_that_no_call_needs_is_told_as_idle() -> None:
+    row = {**dict.fromkeys(WORKER), "status": "stopped", "exit_reason": "stopped", "exit_code": 0}
+    assert ends.shown({**row, "key": None})["exit_text"] == "stopped as asked"
+    assert ends.shown({**row, "key": '["small", 0]'})["exit_text"] == "idle; the next call starts it"
 
 
 def test_memory_is_named_only_when_the_kernel_counted_a_kill_for_it() -> None:

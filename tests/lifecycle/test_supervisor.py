@@ -28,7 +28,7 @@ def supervisor(tmp_path: Path) -> Supervisor:
     settings = Settings(data=str(tmp_path))
     member = Membership(settings, NodeRow("n", "n", 30_000))
     made = Supervisor(settings, NoLane(), NoLane(), Bus(), [PoolSpec("q", 2, ["true"])], member)
-    made.stopping = True  # spawn nothing
+    made._leaves = 99  # spawn nothing
     return made
 
 

@@ -97,6 +97,7 @@ def test_a_queue_tells_the_seeds_numbers() -> None:
     assert queue(average=0.25)["avg_time"] == 0.25  # the last hour, where there was one
     assert queue(paused=True)["eta"] is None
     assert queue(workers=0)["eta"] is None
+    assert queue(stuck=1)["eta"] is None  # nobody can run it
     assert queue(totals={})["avg_time"] is None
     assert queue(totals={})["eta"] is None
     assert queue(counts={}, running_for=[], paused=True)["eta"] == 0.0

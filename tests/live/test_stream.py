@@ -19,10 +19,10 @@ from tests.sse import Stream
 
 QUEUE = {
     "queue", "queue_type", "pending", "scheduled", "running", "completed", "failed", "avg_time", "eta", "paused", "workers",
-    "recent",
+    "stuck", "recent",
 }  # fmt: skip
 WORKER = {
-    "name", "component", "node", "node_id", "pool", "queue_type", "id", "status", "pid", "generation", "item", "current_job", "task", "paused", "rss_mb",
+    "name", "component", "node", "node_id", "pool", "queue_type", "id", "status", "idle", "pid", "generation", "item", "current_job", "task", "paused", "rss_mb",
     "started_at", "restart_count", "restart_at", "waiting_for", "last_exit",
 }  # fmt: skip
 JOB = {*views.JOB}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -38,7 +39,7 @@ class Scene:
         )
         dispatcher = SimpleNamespace(limits={}, pressure=SimpleNamespace(reasons=lambda now: {}))
         incidents = Incidents("n1", self.bus, self)
-        poll = SimpleNamespace(stranded=[], nodes=1)
+        poll = SimpleNamespace(stranded=[], unrunnable=Counter(), nodes=1)
         self.watch = Watch(Settings(), self.broker, self.bus, supervisor, dispatcher, poll, self, [], incidents, ["q"])
 
     async def call(self, work, *, patience=None):

@@ -11,7 +11,7 @@ from tests.nodes import producing
 from tests.nodes.fleet import Fleet
 
 ENDS = {"done", "failed", "cancelled"}
-BACK = {"requeued:retry", "requeued:crash", "requeued:stale", "aborted:shutdown", "returned"}
+BACK = {"requeued:retry", "requeued:crash", "requeued:stale", "aborted:shutdown", "aborted:killed", "returned"}
 
 
 def check(fleet: Fleet, ledger: list[list[Any]]) -> dict[str, Any]:

@@ -31,7 +31,7 @@ PENDING: set[str] = set()
 
 pytestmark = pytest.mark.timeout(300)
 
-IMAGES = 800  # of each kind of file system, in `make test`
+IMAGES = 320  # of each kind of file system, in `make test`
 SOAK_IMAGES = int(os.environ.get("OSTLER_POWER_CUTS", "6000"))
 CAPACITY = 1 << 30  # bytes of the log; the file is sparse
 

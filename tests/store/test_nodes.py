@@ -239,7 +239,9 @@ def test_jobs_of_a_task_that_no_node_has_declared_yet_are_told_and_come_back_wit
     found = explain(store, 1, 5)
     assert found is not None
     assert found["reason"] == "no_task"  # at once, before anybody has looked after it
+    assert store.nodes.strangers()
     assert store.nodes.park() == 1
+    assert not store.nodes.strangers()
     assert [(row["task"], row["n"]) for row in store.nodes.unserved()] == [("new", 1)]
     assert [row["name"] for row in store.db.run("tasks")] == ["old"]
     store.nodes.declare("n@1", [task("old"), task("new")], [])

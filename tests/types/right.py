@@ -40,7 +40,13 @@ async def double(job: Job, number: int) -> int:
 def report(job: Job, summary: dict[str, int] | None = None) -> None: ...
 
 
+@app.job(queue="work")
+def next_day(job: Job, day: datetime, files: list[Path] | None = None) -> datetime:
+    return day + timedelta(days=1)
+
+
 assert_type(add.enqueue(a=1), JobId[int])
+assert_type(next_day.enqueue(day=datetime.now(timezone.utc), files=[Path("a")]).result(), datetime)
 assert_type(add.enqueue(1, 2).result(timeout=3), int)
 assert_type(fetch.enqueue(url="x").result(timeout=timedelta(seconds=3)), dict[str, Any])
 assert_type(report.enqueue(), JobId[None])

@@ -32,6 +32,12 @@ add.enqueue(a=1).result(timeout="soon")  # wrong
 add.s(1, 2, 3)  # wrong: too many
 app.find(7).artifacts()[0].path()  # wrong: only a job has a place to put it
 app.batch([add])  # wrong: a task is no step
+app.job(retries=3)  # wrong: attempts=4
+app.task  # wrong: app.job
+add.delay(a=1)  # wrong: enqueue
+add.enqueue(a=1).get()  # wrong: result
+add(a=1)  # wrong: a job handle is missing
+add(1)  # wrong: so it is here
 with Bench(app) as bench:
     bench.enqueue(add)  # wrong: an argument is missing
     bench.enqueue(add, a=1).result().upper()  # wrong: it is an int

@@ -26,11 +26,23 @@ def node(tmp_path_factory):
     ("body", "status", "code", "says"),
     [
         ({"task": "nope"}, 422, "UNKNOWN_TASK", "there is no task 'nope'"),
+        (
+            {"task": "ad"},
+            422,
+            "UNKNOWN_TASK",
+            "did you mean 'add'? A node knows the tasks of the code that it was started with",
+        ),
         ({"task": 5}, 422, "BAD_ARGUMENTS", "task"),
         ({}, 422, "BAD_ARGUMENTS", "task"),
         ({"task": "add"}, 422, "BAD_ARGUMENTS", "'a' is missing"),
         ({"task": "add", "args": {"a": "1"}}, 422, "BAD_ARGUMENTS", "'a' must be int"),
         ({"task": "add", "args": {"a": 1, "z": 2}}, 422, "BAD_ARGUMENTS", "'z' is not a parameter"),
+        (
+            {"task": "typed", "args": {"at": "soon"}},
+            422,
+            "BAD_ARGUMENTS",
+            "'at' must be datetime (datetime: text such as",
+        ),
         ({"task": "add", "args": [1]}, 422, "BAD_ARGUMENTS", "args"),
         ({"task": "add", "args": {"a": 1}, "timeout": -1}, 422, "BAD_ARGUMENTS", "timeout must be more than 0"),
         ({"task": "add", "args": {"a": 1}, "timeout": 0}, 422, "BAD_ARGUMENTS", "timeout must be more than 0"),

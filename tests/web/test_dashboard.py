@@ -115,7 +115,9 @@ def test_the_overview_shows_what_runs_and_what_is_done(node: Node, page: Page, t
 
 def test_a_killed_worker_is_seen_to_crash_and_come_back(make_node, page: Page, tmp_path: Path) -> None:
     node = make_node("--pool", "work=1", OSTLER_BACKOFF_MAX="5")
-    node.post("/api/v1/workers/worker:work:0/kill")  # so the next restart waits for two seconds: long enough to be seen
+    os.kill(
+        node.worker("worker:work:0")["pid"], signal.SIGKILL
+    )  # so the next restart waits for two seconds: long enough to be seen
     node.wait_worker("worker:work:0", "to be back", lambda w: (w["generation"], w["status"]) == (2, "healthy"))
     job = node.enqueue("wait_for", path=str(tmp_path / "go"))
     pid = node.wait_running(job)["pid"]
@@ -271,12 +273,19 @@ def test_a_worker_is_drained_restarted_and_killed_by_clicking(make_node, page: P
     expect(detail.locator("tbody tr").first).to_contain_text("killed by an operator")
 
 
+def failing(node: Node) -> list[tuple[str, int]]:
+    told = node.get("/api/v1/health")[1]
+    assert told["status"] == "healthy"
+    return [(one["task"], one["count"]) for one in told["failing"]]
+
+
 def test_some_jobs_are_selected_and_retried_then_all_that_match(node: Node, page: Page) -> None:
     failed = [node.wait_job(node.enqueue("gives_up"))["id"] for _ in range(3)]
     opened(page, node)
     health = page.get_by_role("region", name="Health")
-    expect(health).to_contain_text("Running, but jobs are failing")
+    expect(health).to_contain_text("Healthy, but some jobs failed in the last hour")
     health.get_by_role("link", name="3 jobs of gives_up failed").click()
+    until(lambda: ("gives_up", 3) in failing(node), "health to name them, too")
     expect(page.locator("tbody tr")).to_have_count(3)
     page.get_by_role("button", name="Remove the filter code").click()
     page.get_by_role("checkbox", name=f"Select job {failed[0]}").check()

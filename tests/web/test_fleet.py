@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import urllib.error
@@ -168,7 +169,10 @@ def test_verbs_reach_the_worker_of_another_node(pair: Pair, asked: str) -> None:
     ask("kill")
     until(lambda: _row(pair, "n2/worker:work:0")["generation"] > before + 1, "the next process")
     pair.wait("n2/worker:work:0", "healthy")
-    assert _row(pair, "n2/worker:work:0")["restart_count"] == 1
+    assert _row(pair, "n2/worker:work:0")["restart_count"] == 0
+    os.kill(_row(pair, "n2/worker:work:0")["pid"], signal.SIGKILL)
+    until(lambda: _row(pair, "n2/worker:work:0")["restart_count"] == 1, "the crash")
+    pair.wait("n2/worker:work:0", "healthy")
     ask("reset")
     until(lambda: _row(pair, "n2/worker:work:0")["restart_count"] == 0, "the reset")
     if asked != "api":

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
 from pathlib import Path
+
+import pytest
 
 from tests.harness import call
 
 APP = """
 from fastapi import APIRouter
-from ostler import Ostler
+from ostler import CallBusy, Fail, Ostler
 
 app = Ostler()
 
@@ -16,6 +20,11 @@ app = Ostler()
 @app.job(queue="a")
 def double(job, n: int) -> int:
     return 2 * n
+
+
+@app.job(queue="a")
+def fails(job):
+    raise Fail("NO_LUCK", "not today")
 
 
 @app.web
@@ -31,8 +40,12 @@ def routes(node):
         return await (await double.enqueue_async(n=n)).result_async(timeout=60)
 
     @router.get("/result/{job}")
-    async def result(job: int):
-        return await app.find(job).result_async(timeout=60)
+    async def result(job: int, timeout: int = 60):
+        return await app.find(job).result_async(timeout=timeout)
+
+    @router.get("/busy")
+    async def busy():
+        raise CallBusy("too many", "QUEUE_FULL", 429, "r-1", 2.5)
 
     @router.get("/job/{job}")
     async def look(job: int):
@@ -63,3 +76,15 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
     ):
         status, body = call(url, method, path)
         assert (status, body["error"]["code"]) == wanted
+    failed, late = (
+        call(url, "POST", "/api/v1/jobs", job)[1]["id"] for job in ({"task": "fails"}, {"task": "fails", "delay": 3600})
+    )
+    status, body = call(url, "GET", f"/result/{failed}")
+    message = f"job {failed} (fails) failed with NO_LUCK: not today"
+    assert (status, body) == (502, {"error": {"code": "NO_LUCK", "message": message, "job": failed, "task": "fails"}})
+    status, body = call(url, "GET", f"/result/{late}?timeout=0")
+    assert (status, body["error"]["code"], body["error"]["job"]) == (504, "TIMEOUT", late)
+    with pytest.raises(urllib.error.HTTPError) as busy:
+        urllib.request.urlopen(f"{url}/busy")
+    assert (busy.value.code, busy.value.headers["Retry-After"]) == (429, "3")
+    busy.value.close()

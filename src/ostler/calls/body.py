@@ -63,18 +63,27 @@ class Body:
 def payload_of(request: Request) -> Any:
     """What the model is given; raises BadRequest.
 
-    Of a JSON object with `payload`, the value of that; any other JSON value as it is; everything else is a `Body`.
+    Of a JSON object with `payload`, the value of that; any other JSON value as it is; everything else is a `Body`. JSON is also what `curl -d`
+    sends of it, with the type of a form.
     """
     kind = request.headers.get("content-type", "")
     plain = kind.partition(";")[0].strip().lower()
     if plain in ("application/json", "") or plain.endswith("+json"):
         if not request.body and not plain:
             return None
-        value = read_json(request.body)
-        return value["payload"] if isinstance(value, dict) and "payload" in value else value
+        return _payload(read_json(request.body))
+    if plain == "application/x-www-form-urlencoded" and request.body[:64].lstrip()[:1] in (b"{", b"["):
+        try:
+            return _payload(read_json(request.body))
+        except BadRequest:
+            return Body(request.body, kind)
     if plain == "multipart/form-data":
         return read_form(request.body, kind)
     return Body(request.body, kind)
+
+
+def _payload(value: Any) -> Any:
+    return value["payload"] if isinstance(value, dict) and "payload" in value else value
 
 
 def read_json(body: bytes | bytearray) -> Any:

@@ -419,6 +419,8 @@ class Gateway:
         if end.kind != "crash" or served:
             self._say("down", *where, reason, tail)
         if end.kind != "crash":
+            if end.reason == "killed" and worker.slot not in self._wanted and not self._options(worker.slot).pinned:
+                worker.slot.wanted = False  # the next call has it started again
             return Left()
         # What follows a crash is decided after this returns.
         self.supervisor.later(lambda: self._after_crash(worker.slot, where, reason, tail, served=served))

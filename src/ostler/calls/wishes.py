@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostler.calls.model import ModelSpec, merged
 from ostler.errors import BadArguments, ConfigError, Conflict, NotFound
+from ostler.names import no_task
 
 if TYPE_CHECKING:
     from ostler.calls.gateway import Gateway
@@ -25,8 +26,7 @@ class Wishes:
     def _spec(self, task: str) -> ModelSpec:
         spec = self._gateway.models.get(task)
         if spec is None:
-            known = ", ".join(sorted(self._gateway.models)) or "none"
-            raise NotFound(f"there is no task {task[:80]!r}; declared are: {known}")
+            raise NotFound(no_task(task, self._gateway.models))
         return spec
 
     def _model(self, spec: ModelSpec, model: str | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import sys
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import urlsplit
@@ -14,7 +15,7 @@ from ostler.calls.address import node_url
 from ostler.config import Settings
 from ostler.errors import ConfigError, Conflict, InputError, NotFound, OstlerError, StoreBusy, Unreachable
 from ostler.store import Store, fleet
-from ostler.store.database import is_postgres, shown
+from ostler.store.database import is_postgres, place, shown
 from ostler.store.fleet import Fleet
 
 
@@ -47,6 +48,14 @@ def no_node(settings: Settings) -> NoNode:
     return NoNode(
         f"no node is running in {settings.data_dir}; start one with 'ostler up', or name its data directory with --data"
     )
+
+
+def tell_no_node(settings: Settings, opened: Store) -> None:
+    """One line on stderr when no node runs on the store: what is queued there waits."""
+    if not (opened.nodes.alive() if opened.db.shared else node_url(settings)):
+        where = place(settings.store, settings.data_dir)
+        told = f"ostler: no node is running {where}; start one with 'ostler up', or name another data directory with --data"
+        print(told, file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -68,7 +68,8 @@ def sqlite_version(version: tuple[int, int, int]) -> Finding:
             "warning",
             "sqlite",
             f"{shown} has a rare bug that can corrupt a database when two connections checkpoint at once (fixed in 3.51.3; "
-            "your distribution may have the fix in an older number): upgrade when you can, keep backups",
+            "your distribution may have the fix in an older number). SQLite comes with your Python or your system (libsqlite3): upgrade that, or run "
+            "Ostler with a Python that has a newer one. Keep backups",
         )
     return Finding("ok", "sqlite", shown)
 

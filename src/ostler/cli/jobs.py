@@ -7,6 +7,7 @@ import json
 import textwrap
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from typing import Any
 
 import click
@@ -16,22 +17,41 @@ from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import BadArguments, OstlerError
+from ostler.jobs import kinds
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
 from ostler.jobs.waiting import explain
 from ostler.store import Store, now_ms
+from ostler.store.database import place
 
 _AT_ONCE = 10_000  # jobs that the node cancels in one request
 _DATA = 1000  # characters of an event's data in the terminal
+_WAITS = 1.0  # seconds that a queued job is watched before it is asked why it waits
 _ENDED = ("done", "failed", "cancelled")
+
+
+class _Moment(click.ParamType[int]):
+    """A point in time, as milliseconds UTC. Without a zone it is a local time."""
+
+    name = "time"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if value.lstrip("-").isdigit() and len(value) != len("20260131"):
+            return int(value)
+        try:
+            return round(datetime.fromisoformat(value).timestamp() * 1000)
+        except (ValueError, OverflowError, OSError):
+            self.fail(f"{value!r} is neither a time such as 2026-01-31T09:30, with or without a zone, nor milliseconds UTC", param, ctx)  # fmt: skip
 
 
 def _job_options(function: Any) -> Any:
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        function = click.option(
-            flag, name, type=option.kind, help=f"{option.doc[0].upper()}{option.doc[1:]} ({option.wanted})."
-        )(function)
+        kind, wanted = (
+            (_Moment(), "ISO 8601, or milliseconds UTC") if name == "run_at" else (option.kind, option.wanted)
+        )
+        doc = "Not before this time" if name == "run_at" else f"{option.doc[0].upper()}{option.doc[1:]}"
+        function = click.option(flag, name, type=kind, help=f"{doc} ({wanted}).")(function)
     return function
 
 
@@ -71,6 +91,7 @@ def enqueue(
             show.as_json({**opened.jobs.get(job), "duplicate": not new})
         elif new:
             print(f"job {job} is queued in {opened.jobs.get(job)['queue']}; follow it with: ostler jobs {job} --watch")
+        client.tell_no_node(known, opened)
 
 
 def _object(text: str | None) -> dict[str, Any]:
@@ -93,10 +114,12 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not of the form key=value")
+        kind = types.get(key, "any")
         try:
-            values[key] = text if types.get(key) == "str" else json.loads(text)
+            value = text if kind == "str" else json.loads(text)
         except ValueError:
-            values[key] = text
+            value = text
+        values[key] = text if kinds.fits(kind, text) and not kinds.fits(kind, value) else value
     return values
 
 
@@ -144,6 +167,7 @@ def jobs(
             return
         filters = {"status": status, "queue": queue, "task": task, "code": code}
         page, following = opened.jobs.list(**filters, batch=batch, limit=limit, cursor=cursor)
+        client.tell_no_node(known, opened)
     if json_:
         show.as_json({"jobs": page, "next": following})
         return
@@ -182,9 +206,9 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
         with contextlib.suppress(OstlerError):
             found: dict[str, Any] | None = client.request(known, "GET", f"/api/v1/jobs/{job}")["waiting_for"]
             return found
-    return explain(
-        opened, job, now_ms(), nobody=not opened.db.shared
-    )  # none runs here: no heartbeat counts, however young
+    where = place(known.store, known.data_dir)
+    # None runs here: no heartbeat counts, however young.
+    return explain(opened, job, now_ms(), nobody=not opened.db.shared, where=where)
 
 
 def _detail(job: dict[str, Any]) -> None:
@@ -236,7 +260,7 @@ def _timeline(opened: Any, job: int, json_: bool) -> None:
 def _event(event: dict[str, Any]) -> None:
     data = "" if event["data"] is None else json.dumps(event["data"])
     data = data if len(data) <= _DATA else data[: _DATA - 1] + "…"
-    show.console().print(f"  {event['seq']:>3} {show.clock(event['at'])}  {event['name']:<18} {data}")
+    show.console().print(f"  {show.clock(event['at'])}  {event['name']:<18} {data}")
 
 
 def _watch(known: Settings, job: int) -> int:
@@ -252,12 +276,19 @@ def _watch(known: Settings, job: int) -> int:
     )
     with client.open_store(known) as opened:
         found = opened.jobs.find(job)
-        if found["status"] not in _ENDED and node_url(known) is None:
-            print(f"no node is running in {known.data_dir}; job {job} waits until you start one with 'ostler up'")
+        if found["status"] not in _ENDED:
+            client.tell_no_node(known, opened)
         with Progress(*columns, console=show.console()) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
+            told, look = "no_node", time.monotonic() + _WAITS
             while True:
                 found = opened.jobs.find(job)
+                if found["status"] == "queued" and time.monotonic() >= look:
+                    look = time.monotonic() + _WAITS
+                    why = _waiting(known, opened, job)
+                    if why and why["reason"] not in ("next", "line", told):
+                        told = why["reason"]
+                        bar.console.print(f"job {job} waits: {why['text']}")
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,

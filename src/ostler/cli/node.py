@@ -24,6 +24,9 @@ from ostler.cli.options import place
 @click.option("--name", help="The node's name (default: the host name).")
 @click.option("--log-level", help="debug, info, warning or error.")
 @click.option("--reload", is_flag=True, help="Start again whenever a file of the app changes (for development).")
+@click.option(
+    "--imports", is_flag=True, hidden=True, help="Load and check the app, print its files, and start nothing."
+)
 def up(
     app: str,
     data: str | None,
@@ -31,6 +34,7 @@ def up(
     file: Path | None,
     pools: tuple[str, ...],
     reload: bool,
+    imports: bool,
     **flags: Any,
 ) -> None:
     """Start a node for APP: path/to/file.py, package.module or package.module:name.
@@ -46,11 +50,22 @@ def up(
 
         root = Path(app).resolve().parent if app.endswith(".py") else Path.cwd()
         arguments = [argument for argument in sys.argv[2:] if argument != "--reload"]
-        sys.exit(reloading.serve(arguments, root, Path(data or ".ostler").resolve()))
+        sys.exit(
+            reloading.serve(
+                arguments, root, Path(data or ".ostler").resolve(), (file or config.file_of(os.environ)).resolve()
+            )
+        )
     loaded = apps.load(app)
     settings = loaded.settings(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
     )
+    if imports:
+        from ostler.check import check_app  # noqa: PLC0415
+        from ostler.cli import reload as reloading  # noqa: PLC0415
+
+        check_app(settings, loaded, app)
+        print(reloading.imports())
+        return
     for warning in config.strangers():
         print(f"ostler: warning: {warning}", file=sys.stderr)
     from ostler.runtime import serve  # noqa: PLC0415  only this command needs the web framework
@@ -73,24 +88,29 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     settings = loaded.settings({"data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file)
     from ostler.check import check_app, warnings  # noqa: PLC0415
     from ostler.cli import show  # noqa: PLC0415
-    from ostler.jobs import signature  # noqa: PLC0415
+    from ostler.jobs import schedule, signature  # noqa: PLC0415
+    from ostler.store import now_ms  # noqa: PLC0415
 
     check_app(settings, loaded, app)
 
-    rows: list[Any] = []
-    for task in loaded.tasks.values():
-        takes = ", ".join(
-            p["name"] if p["name"] == "**" else f"{p['name']}: {signature.words(p['type'])}" for p in task.parameters
-        )
-        rows.append(
-            (f"{task.name}({takes})", task.queue, settings.pool(task.queue, loaded.pools.get(task.queue)).workers)
-        )
-    rows += [
-        (" ".join(c.argv), c.name, settings.pool(c.name, loaded.pools.get(c.name)).workers)
-        for c in loaded.commands.values()
+    def workers(pool: str) -> int | None:
+        return settings.pool(pool, loaded.pools.get(pool)).workers
+
+    rows: list[Any] = [
+        (f"{task.name}({signature.words(task.parameters)})", task.queue, workers(task.queue))
+        for task in loaded.tasks.values()
     ]
+    rows += [(" ".join(c.argv), c.name, workers(c.name)) for c in loaded.commands.values()]
     rows += [(f"model {', '.join(m.models) or 'of any id'}", m.name, "on demand") for m in loaded.models.values()]
+    rows += [("sessions", name, workers(name)) for name in loaded.session_pools]
     show.table(("what", "pool", ">workers"), rows, f"{app} declares nothing yet")
+    if loaded.schedules:
+        planned = [
+            (name, spec, zone, show.moment(schedule.following(spec, zone, now_ms()), zone), step)
+            for name, (spec, zone, step) in loaded.schedules.items()
+        ]
+        print()
+        show.table(("schedule", "cron", "zone", "next", "job"), planned, "")
     doubts = warnings(settings, loaded)
     for doubt in doubts:
         print(f"warning: {doubt}")

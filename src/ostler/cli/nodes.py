@@ -12,6 +12,7 @@ from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import Conflict
 from ostler.live.condition import complaints
+from ostler.live.incidents import failed_lately
 from ostler.store import fleet
 from ostler.store.fleet import Fleet
 
@@ -74,9 +75,10 @@ def health(known: Settings, json_: bool) -> None:
     else:
         with client.open_store(known) as opened:
             everyone, enabled, paused = fleet.read(opened), *opened.meta.pauses()
+            fails = failed_lately(opened)
         if not client.is_running(known, everyone):
             _down(known, everyone, json_)
-        found = _from_store(everyone, enabled, sorted(paused))
+        found = _from_store(everyone, enabled, sorted(paused), fails)
     if json_:
         show.as_json(found)
     else:
@@ -93,7 +95,7 @@ def _down(known: Settings, everyone: Fleet, json_: bool) -> None:
     raise SystemExit(1)
 
 
-def _from_store(everyone: Fleet, enabled: bool, paused: list[str]) -> dict[str, Any]:
+def _from_store(everyone: Fleet, enabled: bool, paused: list[str], fails: list[dict[str, Any]]) -> dict[str, Any]:
     """What the store alone tells, where no node runs here."""
     errors, counts = complaints(everyone), dict[str, int]()
     for worker in everyone.workers:
@@ -101,6 +103,7 @@ def _from_store(everyone: Fleet, enabled: bool, paused: list[str]) -> dict[str, 
     return {
         "status": "degraded" if errors else "healthy",
         "errors": errors,
+        "failing": fails,
         "paused": paused if enabled else sorted({worker["pool"] for worker in everyone.workers}),
         "nodes": [fleet.shown(node) for node in everyone.nodes],
         "workers": counts,
@@ -111,6 +114,10 @@ def _tell(found: dict[str, Any]) -> None:
     show.console().print(show.state(found["status"]), f": {_counts(found['workers'])}", sep="")
     for error in found["errors"]:
         print(f"  {error}")
+    if fails := found["failing"]:
+        words = ", ".join(f"{one['count']} of {one['task']} ({one['code']})" for one in fails[:3])
+        more = f" and {len(fails) - 3} other kinds" if len(fails) > 3 else ""
+        print(f"  jobs that failed in the last hour: {words}{more}; see: ostler jobs --status failed")
     if found["paused"]:
         print(f"  paused: {', '.join(found['paused'])}")
     if len(found["nodes"]) > 1:

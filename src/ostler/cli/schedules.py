@@ -28,15 +28,14 @@ def schedules(context: click.Context, /, known: Settings, json_: bool) -> None:
         (
             s["name"],
             s["spec"],
-            s["zone"],
             s["step"]["task"],
-            "paused" if s["paused"] else show.moment(s["next_at"], s["zone"]),
+            f"paused ({s['zone']})" if s["paused"] else show.moment(s["next_at"], s["zone"]),
             show.ago(s["last_at"]),
             s["last_job"],
         )
         for s in found
     ]
-    show.table(("schedule", "cron", "zone", "task", "next", "last", ">job"), rows, "no schedules")
+    show.table(("schedule", "cron", "task", "next", "last", ">job"), rows, "no schedules")
 
 
 @schedules.command()

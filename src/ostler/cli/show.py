@@ -151,5 +151,6 @@ def clock(at: int) -> str:
 
 
 def moment(at: int, zone: str | None = None) -> str:
-    """The date and time, local or in a time zone."""
-    return f"{datetime.fromtimestamp(at / 1000, ZoneInfo(zone) if zone else None):%Y-%m-%d %H:%M}"
+    """The date and time in a time zone, with that, or the local time."""
+    when = datetime.fromtimestamp(at / 1000, ZoneInfo(zone) if zone else None)
+    return f"{when:%Y-%m-%d %H:%M}{f' {zone}' if zone else ''}"

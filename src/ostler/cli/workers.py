@@ -48,6 +48,8 @@ def workers(known: Settings, worker: str | None, json_: bool) -> None:
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
     what = "paused" if w["paused"] else ""
+    if w["pool"] == "plane":
+        what = "data plane: takes the connections of clients"
     if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
         what = w["exit_text"]
     return (
@@ -137,7 +139,11 @@ restart = _verb(
     "restart", "Restart WORKER after it has finished its current work; also clears a failed state.", "is restarting"
 )
 reset = _verb("reset", "Clear the crash history of WORKER, so that a failed worker can be started again.", "was reset")
-kill = _verb("kill", "Kill WORKER with SIGKILL. Its job counts a crash and runs again.", "was killed")
+kill = _verb(
+    "kill",
+    "Kill WORKER with SIGKILL. Its job runs again; that counts neither as a crash nor as an attempt.",
+    "was killed",
+)
 
 
 def _flag(name: str, help_: str) -> click.Command:

@@ -56,6 +56,7 @@ def deadline(timeout: float | timedelta | None) -> float | None:
 
 def outcome(view: View, timeout: float | timedelta | None = None) -> Any:
     """The result of a job that is done. Raises JobFailed, JobCancelled, or JobTimeout when it has not ended."""
+    __tracebackhide__ = True
     status, job, task = view["status"], view["id"], view["task"]
     if status == "done":
         return view["result"]
@@ -192,7 +193,7 @@ class Awaiting:
     async def _ended(self, way: _Way, job: int, until: float | None) -> View:
         found = await way.call(lambda: self.look(job))
         if found["status"] not in _ENDED and until is None and handle.running is not None:
-            raise _would_hang(handle.running.id, job)
+            raise would_hang(handle.running.id, job)
         delay, bell = _FIRST, way.bell()
         with contextlib.ExitStack() as listening:
             renewed: float | None = None
@@ -259,13 +260,15 @@ class Awaiting:
 
         def read(store: Store) -> View:
             from ostler.jobs.waiting import explain  # noqa: PLC0415
+            from ostler.store.database import place  # noqa: PLC0415
 
             found = store.jobs.find(job)
             if errors or found["status"] in ("failed", "cancelled"):
                 found["errors"] = store.jobs.errors(job)
             if explained:
                 nobody = not store.db.shared and node_url(settings) is None
-                found["waiting_for"] = explain(store, job, store.now(), nobody=nobody)
+                where = place(settings.store, settings.data_dir)
+                found["waiting_for"] = explain(store, job, store.now(), nobody=nobody, where=where)
             return found
 
         return self.producer.read(read)
@@ -277,7 +280,8 @@ def _on_a_loop() -> bool:
     return loops is not None and loops._get_running_loop() is not None  # noqa: SLF001
 
 
-def _would_hang(own: int, job: int) -> BadArguments:
+def would_hang(own: int, job: int) -> BadArguments:
+    """The error of a job that waits for another one without a timeout."""
     return BadArguments(
         f"job {own} waits for job {job} without a timeout: it would block its worker, and job {job} may need that "
         "worker. Use a chain (a.s(…).then(b.s(), into=…)) or a batch with a callback, or call result(timeout=…)"

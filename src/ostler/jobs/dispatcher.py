@@ -254,7 +254,7 @@ class Dispatcher:
         for seat, claims in batches.items():
             if not seat.jobs:
                 seat.next(now, at, begun=False)
-            seat.jobs.extend(claims)
+            seat.take(claims)
             seat.worker.unhurried = len(seat.jobs) > _PLENTY
             for part in _parts(claims):
                 seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in part])
@@ -283,6 +283,8 @@ class Dispatcher:
         """What a job printed."""
         if seat := self._seats.get(worker):
             self.deadlines.printed(seat, lines)
+            if (title := seat.title(int(label))) is not None:
+                lines = [title, *lines]
         self._logs.append(int(label), lines)
         self._bus.send(Printed(f"job:{label}"))
 
@@ -419,13 +421,13 @@ class Dispatcher:
         self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
+        how = ends.words(end.reason, end.code, end.signal)
         if seat.timed_out:
             return verdict.timed_out(ran, self._policy, seat.last_lines())
         if seat.cancel_by is not None:
             return verdict.cancelled(ran)
         if end.kind == "asked":
-            return verdict.aborted(ran)
-        how = ends.words(end.reason, end.code, end.signal)
+            return verdict.aborted(ran, end.reason, how)
         doubtful, printed = seat.worker.pool.doubtful, seat.last_lines()
         return verdict.crashed(ran, end.reason, how, self._policy, printed, doubtful=doubtful)
 

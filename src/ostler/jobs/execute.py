@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import BadArguments
-from ostler.jobs import handle, signature
+from ostler.jobs import handle, kinds, signature
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import CANCELLED, Cancel, Cancelled, Fail, Retry, Snooze, is_wait
 from ostler.jobs.results import LostClaim
@@ -35,7 +35,7 @@ _EXPECTED = (Fail, Retry, Snooze, Cancel, Cancelled, LostClaim, BadArguments)
 Outcome = tuple[Any, ...]
 
 _is_async = functools.lru_cache(maxsize=1024)(inspect.iscoroutinefunction)
-_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
+_json = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=kinds.simple).encode
 
 
 def run(
@@ -56,6 +56,8 @@ def run(
             raise Fail("UNKNOWN_TASK", f"this app declares no task {job.task!r}; declare it again, then retry the job")
         values = json.loads(args)
         signature.check(job.task, task.parameters, values)
+        if task.loads:
+            values = signature.loaded(job.task, task.loads, values)
         handle.running = job
         result = task.function(job, **values)
         if _is_async(task.function):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ostler import habits
 from ostler.errors import BadArguments
 from ostler.jobs.outcome import Cancelled
 from ostler.jobs.progress import Throttle
@@ -32,8 +33,10 @@ running: Job | None = None  # the job that this process runs now; also for threa
 _making = threading.Lock()  # threads of a job that ask for its scratch at once
 
 
-class Job:
+class Job(habits.Hinting):
     """The job handle: the first argument of every job function."""
+
+    _hints = habits.HANDLE
 
     def __init__(self, id: int, task: str, attempt: int, crashes: int, fence: int, say: Callable[..., None]) -> None:  # noqa: A002
         self.id = id

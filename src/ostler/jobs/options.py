@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any, NamedTuple, TypedDict
 
+from ostler import habits
 from ostler.errors import BadArguments
 from ostler.jobs.outcome import in_seconds
 
@@ -86,7 +87,8 @@ def check(whose: str, options: Mapping[str, Any]) -> None:
     for name, value in options.items():
         option = OPTIONS.get(name)
         if option is None:
-            raise BadArguments(f"{whose}: {name!r} is not an option; known are: {', '.join(sorted(OPTIONS))}")
+            hint = habits.option(name, value) or f"; known are: {', '.join(sorted(OPTIONS))}"
+            raise BadArguments(f"{whose}: {name!r} is not an option{hint}")
         if value is not None and not _fits(option, value):
             raise BadArguments(f"{whose}: {name} must be {option.wanted}, found {value!r}{_hint(name, value)}")
 
@@ -113,4 +115,20 @@ def _looks_like_seconds(value: Any) -> bool:
 
 
 def _hint(name: str, value: Any) -> str:
-    return "; this looks like seconds: multiply by 1000" if name == "run_at" and _looks_like_seconds(value) else ""
+    if name == "run_at":
+        if isinstance(value, str):
+            return "; in Python, give a datetime with a time zone"
+        return "; this looks like seconds: multiply by 1000" if _looks_like_seconds(value) else ""
+    return duration_hint(value) if OPTIONS[name].kind is float else ""
+
+
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+
+def duration_hint(value: Any) -> str:
+    """What to write instead of a text such as 5m."""
+    if not isinstance(value, str):
+        return ""
+    number, unit = value[:-1].strip(), _UNITS.get(value[-1:])
+    exact = f"{unit}={number}" if unit and number.isascii() and number.isdecimal() else "minutes=5"
+    return f"; in Python, give seconds or timedelta({exact})"

@@ -39,7 +39,7 @@ class Retry(OstlerError):
         super().__init__(message or "the job asked for another run")
         after = in_seconds(after)
         if after is not None and not is_wait(after):
-            raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9")
+            raise ValueError(f"Retry(after={after!r}): it must be a number of seconds from 0 to 1e9, or a timedelta")
         self.after = after
 
 
@@ -50,7 +50,7 @@ class Snooze(OstlerError):
         super().__init__(message or "the job asked to be run later")
         after = in_seconds(after)
         if not is_wait(after):
-            raise ValueError(f"Snooze({after!r}): it must be a number of seconds from 0 to 1e9")
+            raise ValueError(f"Snooze({after!r}): it must be a number of seconds from 0 to 1e9, or a timedelta")
         self.after = after
 
 

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ class _Seen(NamedTuple):
     depths: dict[str, dict[str, int]]
     served: frozenset[str]
     unserved: list[dict[str, Any]]
+    strangers: bool
     needed: list[str]
 
 
@@ -66,6 +68,8 @@ class Poll:
         self._granted: dict[int, None] = {}  # wishes that were done; their answers may still be on the way to the store
         self.stranded: list[str] = []
         """In words: queues with jobs that are ready, or will be, and tasks with jobs, that no running node serves."""
+        self.unrunnable: Counter[str] = Counter()
+        """How many queued jobs of each queue have a task that no running node declares."""
         self.nodes = 1
         """How many nodes live, or died and are missed."""
 
@@ -146,6 +150,7 @@ class Poll:
                 store.jobs.depths(),
                 store.health.served(store.now() - lease_ms),
                 store.nodes.unserved(),
+                store.nodes.strangers(),
                 store.jobs.needed([*drowsy], now_ms()) if drowsy else [],
             )
 
@@ -165,13 +170,20 @@ class Poll:
             if not self._supervisor.pauses.holds(queue) and not pressure.holds(queue, time.monotonic()):
                 self._supervisor.reserving.rouse(drowsy[queue], max(1, waiting.get(queue, 0)))
         served = seen.served | {name for name, pool in self._supervisor.pools.items() if pool.slots}
+        before, self.unrunnable = self.stranded, Counter()
+        for row in seen.unserved:
+            self.unrunnable[row["queue"]] += row["n"]
         self.stranded = [
             stranded(queue, total)
             for queue, n in sorted(seen.depths.items())
             if queue not in served and (total := n.get("queued", 0) + n.get("scheduled", 0))
         ]
         self.stranded += [unserved(row["task"], row["n"]) for row in seen.unserved if row["queue"] in served]
-        if seen.ready or changed:
+        if seen.strangers:  # the next look tells of them
+            self._writer.post(lambda store: store.nodes.park())
+        if self.stranded != before:
+            self._dispatcher.ring()  # those who look are told
+        elif seen.ready or changed:
             self._dispatcher.wake()
 
 
@@ -179,8 +191,8 @@ def unserved(task: str, count: int) -> str:
     """The complaint about a task that nobody declares."""
     jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
     return (
-        f"{jobs} for task {task!r}, which no running node declares; restart the node if the task is new, deploy an app that has it, or cancel them with: "
-        f"ostler cancel --task {task}"
+        f"{jobs} for task {task!r}, which no running node declares; if the task is new, restart the node (or run it with 'ostler up --reload'); "
+        f"otherwise deploy an app that has it, or cancel them with: ostler cancel --task {task}"
     )
 
 
@@ -188,6 +200,6 @@ def stranded(queue: str, count: int) -> str:
     """The complaint about a queue that nobody serves."""
     jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
     return (
-        f"{jobs} in queue {queue!r}, which no running node serves; give its pool workers, declare a job with "
-        f"queue={queue!r} again, or cancel them with: ostler cancel --queue {queue}"
+        f"{jobs} in queue {queue!r}, which no running node serves; give its pool workers; or, if the app declares a job with queue={queue!r} since "
+        f"the node was started, restart the node; or cancel them with: ostler cancel --queue {queue}"
     )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ostler.errors import BadArguments, StoreBusy, StoreDoubt, StoreGone, UnknownTask
 from ostler.jobs import signature
 from ostler.jobs.options import check
+from ostler.names import no_task
 
 if TYPE_CHECKING:
     from ostler.config import Settings
@@ -33,7 +34,7 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
     """A job that can be stored, or an InputError that says what is wrong with it. `tasks` holds rows of the tasks table."""
     declared = tasks.get(task) if isinstance(task, str) else None
     if declared is None:
-        raise UnknownTask(f"there is no task {task!r}; declared are: {', '.join(sorted(tasks)) or 'none'}")
+        raise UnknownTask(no_task(str(task), tasks))
     if type(args) is not dict and not isinstance(args, Mapping):  # the first is the quick one
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
@@ -156,7 +157,8 @@ class Producer:
             if not folder.exists():
                 private.prepare(folder, self.settings.group)
             log.warning(
-                "created a new store in %s, which no node has used yet. If you meant another one, set OSTLER_DATA",
+                "created a new store in %s, which no node has used yet. A data directory such as .ostler is relative to the current directory: if "
+                "the node runs in another one, set OSTLER_DATA to its data directory",
                 folder,
             )
         return Store.open(url, data, busy_timeout=self.settings.store_patience)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from ostler.jobs.execute import shortened
@@ -11,6 +12,7 @@ from ostler.store.rows import Claim
 
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
 _HANDOVER_MOST = 256
+_UNTITLED = 64  # runs whose output may still get its title
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 
 
@@ -27,6 +29,7 @@ class Seat:
     timed_out: bool = False
     cancel_by: float | None = None  # SIGTERM then
     kill_by: float | None = None  # SIGKILL then
+    _untitled: dict[int, Claim] = field(default_factory=dict)  # runs again that have printed nothing yet, by job
 
     def next(self, now: float, at: int, *, begun: bool) -> None:
         """Another job is the first one in hand: nothing that was said of the last one holds for it."""
@@ -35,6 +38,18 @@ class Seat:
         self.cancel_by = None
         if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
             self.kill_by = None
+
+    def take(self, claims: Sequence[Claim]) -> None:
+        """These are handed to the worker."""
+        self.jobs.extend(claims)
+        self._untitled.update((claim.id, claim) for claim in claims if claim.fence > 1)
+        while len(self._untitled) > _UNTITLED:
+            del self._untitled[next(iter(self._untitled))]
+
+    def title(self, job: int) -> bytes | None:
+        """The line above the first output of a run of a job that has run before; else None. A run may be over before its output comes."""
+        claim = self._untitled.pop(job, None)
+        return None if claim is None else f"--- attempt {claim.attempt}, on {claim.worker} ---".encode()
 
     def last_lines(self) -> str | None:
         """What the run of the first job in hand printed last; None when that was nothing."""

@@ -1,7 +1,7 @@
 """Whether arguments fit a task, decided from its signature alone, in any process. Pure; standard library alone.
 
 A signature travels as data (the `tasks` table), so the CLI and other processes check without importing the app.
-Annotations that are JSON are checked in depth; any other annotation accepts anything that is JSON.
+Annotations that `kinds` knows are checked in depth; any other annotation accepts anything that is JSON.
 """
 
 from __future__ import annotations
@@ -9,22 +9,32 @@ from __future__ import annotations
 import inspect
 import json
 import re
-import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+from ostler import habits
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
+from ostler.jobs import kinds
+from ostler.jobs.kinds import DEEPEST, Load, Type
+from ostler.jobs.options import OPTIONS
 
-DEEPEST = 200  # levels of lists and objects in arguments, results and events: far from where any reader of JSON stops
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^"\[\]{}]+')  # all of a JSON text but its brackets
 
 # name, type, required, default where it is JSON; or {"name": "**"} for a task that takes anything
 Parameters = list[dict[str, Any]]
 
 
-def describe(function: Callable[..., Any]) -> Parameters:
-    """The parameters behind the job handle; raises ConfigError on what a job cannot have."""
+class Signature(NamedTuple):
+    """`loads` makes the annotated type of each argument that has another form in JSON; most jobs have none."""
+
+    parameters: Parameters
+    loads: dict[str, Load]
+    returns: Type
+
+
+def describe(function: Callable[..., Any]) -> Signature:
+    """The parameters behind the job handle, and the result; raises ConfigError on what a job cannot have."""
     name = getattr(function, "__name__", str(function))
     parameters = list(inspect.signature(function).parameters.values())
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -35,7 +45,7 @@ def describe(function: Callable[..., Any]) -> Parameters:
     except Exception:  # noqa: BLE001  a name that only exists for type checkers: then the annotations are not checked
         hints = {}
     _check_handle(name, parameters[0], hints.get(parameters[0].name))
-    found: Parameters = []
+    found, loads = [], {}
     for parameter in parameters[1:]:
         if parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL):
             raise ConfigError(
@@ -45,11 +55,16 @@ def describe(function: Callable[..., Any]) -> Parameters:
             found.append({"name": "**"})
         else:
             required = parameter.default is inspect.Parameter.empty
-            known = {"name": parameter.name, "type": _type(hints.get(parameter.name, Any)), "required": required}
-            if not required and _is_json(parameter.default):
-                known["default"] = parameter.default
+            kind, load = kinds.describe(hints.get(parameter.name, Any))
+            known = {"name": parameter.name, "type": kind, "required": required}
+            default = parameter.default
+            if load is not None:
+                loads[parameter.name] = load
+                default = kinds.plain(default)
+            if not required and _is_json(default):
+                known["default"] = default
             found.append(known)
-    return found
+    return Signature(found, loads, kinds.describe(hints.get("return", Any)))
 
 
 # What people call the handle when they do not annotate it; any other name is taken for a parameter of the job.
@@ -68,80 +83,6 @@ def _check_handle(job: str, first: inspect.Parameter, hint: Any) -> None:
         raise ConfigError(
             f"job {job}: its first parameter is the job handle, found {shown!r}; write def {job}(job, {shown}, …)"
         )
-
-
-_PLAIN: dict[Any, Any] = {
-    int: "int",
-    float: "float",
-    str: "str",
-    bool: "bool",
-    type(None): "null",
-    None: "null",
-    list: "list",
-    dict: "dict",
-}
-
-
-def _type(hint: Any) -> Any:
-    """An annotation as data: a name, ["list", item], ["dict", value], ["any of", …], ["literal", …] or "any"."""
-    if hint in _PLAIN if isinstance(hint, typing.Hashable) else False:
-        return _PLAIN[hint]
-    origin, args = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        return ["any of", *(_type(a) for a in args)]
-    if origin is typing.Literal and all(isinstance(a, str | int | bool | None) for a in args):
-        return ["literal", *args]
-    if origin is list and args:
-        return ["list", _type(args[0])]
-    if origin is dict and len(args) == 2:
-        return ["dict", _type(args[1])]
-    return "any"
-
-
-def fits(kind: Any, value: Any) -> bool:
-    """Whether a JSON value is of the type."""
-    match kind:
-        case "any":
-            return True
-        case "int":
-            return isinstance(value, int) and not isinstance(value, bool)
-        case "float":
-            return isinstance(value, int | float) and not isinstance(value, bool)
-        case "str":
-            return isinstance(value, str)
-        case "bool":
-            return isinstance(value, bool)
-        case "null":
-            return value is None
-        case "list":
-            return isinstance(value, list | tuple)
-        case "dict":
-            return isinstance(value, dict)
-        case ["any of", *kinds]:
-            return any(fits(k, value) for k in kinds)
-        case ["literal", *values]:
-            return any(value == v and isinstance(value, bool) == isinstance(v, bool) for v in values)
-        case ["list", item]:
-            return isinstance(value, list | tuple) and all(fits(item, v) for v in value)
-        case ["dict", item]:
-            return isinstance(value, dict) and all(isinstance(k, str) and fits(item, v) for k, v in value.items())
-        case _:
-            return True
-
-
-def words(kind: Any) -> str:
-    """A type for people: 'list of str', 'int or null'."""
-    match kind:
-        case ["any of", *kinds]:
-            return " or ".join(words(k) for k in kinds)
-        case ["literal", *values]:
-            return "one of " + ", ".join(json.dumps(v) for v in values)
-        case ["list", item]:
-            return f"list of {words(item)}"
-        case ["dict", item]:
-            return f"dict of {words(item)}"
-        case _:
-            return str(kind)
 
 
 def whole(parameters: Parameters, args: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,14 +109,46 @@ def check(task: str, parameters: Parameters, args: Mapping[str, Any]) -> None:
     for name, value in args.items():
         if name not in known:
             if "**" not in known:
-                complaints.append(f"{name!r} is not a parameter")
-        elif name != "**" and not fits(known[name]["type"], value):
-            complaints.append(f"{name!r} must be {words(known[name]['type'])}, found {_short(value)}")
+                complaints.append(f"{name!r} is not a parameter{_as_option(task, name)}")
+        elif name != "**" and not kinds.fits(known[name]["type"], value):
+            complaints.append(str(kinds.complaint(name, known[name]["type"], value)))
     if complaints:
-        takes = ", ".join(
-            "**" if n == "**" else f"{n}: {words(p['type'])}{'' if p['required'] else ' = …'}" for n, p in known.items()
+        raise BadArguments(
+            f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({words(parameters)})"
         )
-        raise BadArguments(f"the arguments do not match task {task!r}: {'; '.join(complaints)}. It takes ({takes})")
+
+
+def words(parameters: Parameters) -> str:
+    """The parameters for people, with their defaults."""
+    return ", ".join(
+        "**" if p["name"] == "**" else f"{p['name']}: {kinds.words(p['type'])}{_default(p)}" for p in parameters
+    )
+
+
+def _default(parameter: Mapping[str, Any]) -> str:
+    if parameter["required"]:
+        return ""
+    text = json.dumps(parameter["default"], ensure_ascii=False) if "default" in parameter else "…"
+    return f" = {text if len(text) <= 40 else '…'}"
+
+
+def _as_option(task: str, name: str) -> str:
+    if name in OPTIONS:
+        return f"; as an option, write {task}.options({name}=…).enqueue(…)"
+    return habits.option(name) if name in habits.OPTIONS else ""
+
+
+def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict[str, Any]:
+    """Arguments that fit, as the annotated types. Raises BadArguments if a class does not take its values."""
+    found = dict(values)
+    for name in loads.keys() & values.keys():
+        try:
+            found[name] = loads[name](values[name])
+        except Exception as error:
+            raise BadArguments(
+                f"the arguments do not match task {task!r}: {name!r} is refused by its type: {type(error).__name__}: {error}"
+            ) from error
+    return found
 
 
 def check_depth(text: str) -> None:
@@ -198,7 +171,9 @@ def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
         text = _JSON.encode(args)
         check_depth(text)
     except (TypeError, ValueError, RecursionError) as error:
-        raise BadArguments(f"the arguments of task {task!r} cannot be written as JSON: {error}") from error
+        raise BadArguments(
+            f"the arguments of task {task!r} cannot be written as JSON: {error}{_not_json(args)}"
+        ) from error
     if len(text) > limit:
         raise PayloadTooLarge(
             f"the arguments of task {task!r} are {len(text)} bytes as JSON, more than max_payload ({limit}); put the data into a file and pass its path"
@@ -206,9 +181,10 @@ def encode(task: str, args: Mapping[str, Any], limit: int) -> str:
     return text
 
 
-def _short(value: Any) -> str:
-    try:
-        text = json.dumps(value)
-    except (TypeError, ValueError):
-        text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "…"
+def _not_json(args: Mapping[str, Any]) -> str:
+    """Which argument it is, and what helps."""
+    for name, value in args.items():
+        if not _is_json(value):
+            known = _is_json(kinds.plain(value))
+            return f" ({name!r}{'; annotate the parameter with its type, and it is converted' if known else ''})"
+    return ""

@@ -76,7 +76,7 @@ class Upkeep:
         patience = self._settings.store_patience
         jobs, wait = await self._intake.call(partial(_fire, node=self._node()), patience=patience)
         if jobs:
-            log.info("schedules enqueued jobs %s", ", ".join(map(str, jobs)))
+            log.info("enqueued by schedules that were due: %s", ", ".join(f"job {job}" for job in jobs))
             self._fired()
         await asyncio.sleep(min(max(0.05, wait), _LONGEST_SLEEP))
 

@@ -168,9 +168,10 @@ def snoozed(ran: Ran, after: float) -> Requeue:
     return ran.requeue("snoozed", run_at=ran.ended + int(wait * 1000), excused=1, data=_data(ran, after=wait))
 
 
-def aborted(ran: Ran) -> Requeue:
-    """The node or worker was stopped before it finished: back to the queue, nobody is blamed."""
-    return ran.requeue("aborted:shutdown", excused=1, data=_data(ran))
+def aborted(ran: Ran, reason: str, detail: str) -> Requeue:
+    """The node or worker was stopped or killed on purpose before it finished: back to the queue, nobody is blamed."""
+    event = "aborted:killed" if reason == "killed" else "aborted:shutdown"
+    return ran.requeue(event, excused=1, data=_data(ran, reason=f"{ran.claim.worker}: {detail}"))
 
 
 def returned(ran: Ran, why: str) -> Requeue:

@@ -35,6 +35,7 @@ class Facts:
     key_most: int = 0
     next_token: int | None = None  # when the queue's rate allows the next job
     ahead: int = 0
+    where: str = ""  # the store, in words
     memory: str | None = None  # what a stopped worker waits for, or why it can have no memory
 
 
@@ -44,15 +45,15 @@ def reason(f: Facts) -> dict[str, Any]:
         wait = (f.run_at - f.now) / 1000
         return _because("scheduled", f"it is scheduled to run in {wait:.0f} s", until=f.run_at)
     if not f.nodes:
-        return _because("no_node", "no node is running; start one with 'ostler up'")
+        return _because("no_node", f"no node is running{f.where and f' {f.where}'}; start one with 'ostler up'")
     if f.task is not None:
         text = (
-            f"no running node declares task {f.task!r}. A node runs the code that it was started with: restart it if the task is new. "
-            "Otherwise deploy an app that has it, or cancel the job"
+            f"no running node declares task {f.task!r}. A node runs the code that it was started with: if the task is new, restart the node "
+            "(or run it with 'ostler up --reload'). Otherwise deploy an app that has it, or cancel the job"
         )
         return _because("no_task", text)
     if not f.workers:
-        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or declare a job with that queue"
+        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or, if the queue is new, restart the node"
         return _because("no_worker", text)
     if f.paused_all:
         return _because("paused", "all pools are paused; to resume: ostler resume")
@@ -104,10 +105,11 @@ def explain(
     limits: Mapping[str, QueueLimit] | None = None,
     held: Mapping[str, str] | None = None,
     nobody: bool = False,
+    where: str = "",
 ) -> dict[str, Any] | None:
     """Why the job waits; None when it is not queued. `limits` and `held` are known to a running node alone.
 
-    `nobody`: no node runs, whatever the heartbeats say.
+    `nobody`: no node runs, whatever the heartbeats say. `where`: the store, in words.
     """
     found = store.jobs.standing(job, _MOST)
     if found is None:
@@ -142,5 +144,6 @@ def explain(
             next_token=next_token(store.db, queue, limit, now) if limit.rate else None,
             ahead=found["ahead"],
             memory=memory,
+            where=where,
         )
     )

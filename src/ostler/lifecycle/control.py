@@ -76,12 +76,12 @@ class Control:
         return slot.status
 
     def kill(self, component: str) -> Status:
-        """SIGKILL it now; what follows is what follows any crash."""
+        """SIGKILL it now. It is started again at once; this counts neither against the worker nor against what it had in hand."""
         slot = self.slot(component)
         if not slot.all():
             raise Conflict(f"{component} is {slot.status}; there is no process to kill")
         for worker in slot.all():
-            self._supervisor.kill(worker, "killed")
+            self._supervisor.kill(worker, "killed", on_purpose=True)
         return slot.status
 
     async def pause(self, pool: str | None) -> None:

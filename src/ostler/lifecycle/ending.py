@@ -103,7 +103,8 @@ class Endings:
         if row.kind == "clean":
             slot.history = restart.after_clean_exit(slot.history, row.at, self._limits)
         slot.rest = move(slot.component, worker.status, Status.STOPPED)
-        self._tell(slot, worker.generation, worker.status, reason=row.reason)
+        how = ends.words(row.reason, row.code, row.signal, long=True)
+        self._tell(slot, worker.generation, worker.status, reason=row.reason, how=how, item=row.item)
         self._supervisor.records.stopped(row, code)
         if slot.waiting:
             self._supervisor.records.waits(slot)

@@ -10,6 +10,7 @@ from ostler.lifecycle.process import Ended
 from ostler.lifecycle.restart import History, Limits, is_exit_loop
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Exit, Worker
+from ostler.store.fleet import is_idle
 from ostler.store.views import WORKER
 
 # The codes of seed 001 that are no process's exit code: unknown, heartbeat timeout, invalid heartbeat.
@@ -67,6 +68,8 @@ def shown(row: Mapping[str, Any]) -> dict[str, Any]:
     text = words(row["exit_reason"], row["exit_code"], known.get("signal")) if row["exit_reason"] else None
     if row["status"] == Status.STOPPED and known.get("waiting_for"):
         text = known["waiting_for"]
+    elif is_idle(row["status"], row.get("key")) and row["exit_reason"] in (None, "stopped"):
+        text = "idle; the next call starts it"
     return {key: text if key == "exit_text" else row[key] for key in WORKER}
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
-from collections.abc import Callable
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,6 +86,17 @@ def failures(event: JobEnded, count: int) -> str:
     return f"{count} jobs of task {event.task} failed with {event.code}, the last is job {event.job}"
 
 
+def failing(rows: Iterable[Mapping[str, Any]], since: int) -> list[dict[str, Any]]:
+    """Jobs that failed for good since then, by task and code, the most first, as the incidents tell. The dashboard counts the same way."""
+    found: Counter[tuple[str, str]] = Counter()
+    for row in rows:
+        kind, _, rest = row["subject"].partition(":")
+        if (row["level"], kind) == ("error", "task") and row["at"] >= since:
+            task, _, code = rest.rpartition(":")
+            found[task, code] += row["count"]
+    return [{"task": task, "code": code, "count": count} for (task, code), count in found.most_common()]
+
+
 def broken(event: WorkerBroken) -> str:
     """A session worker that hangs, or has lost what it serves."""
     ended = f", and {_sessions(event.sessions)} ended with it" if event.sessions else ""
@@ -111,6 +122,13 @@ def _sessions(number: int) -> str:
 
 def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds >= 9.95 else f"{seconds:.1f} s".replace(".0 s", " s")
+
+
+def failed_lately(store: Store) -> list[dict[str, Any]]:
+    """What failed in the last hour; nothing where no job is failed any more."""
+    if not any(states.get("failed") for states in store.jobs.depths().values()):
+        return []
+    return failing(store.live.incidents(KEPT), now_ms() - 3_600_000)
 
 
 class Incidents:
@@ -198,6 +216,8 @@ class Incidents:
                     "warning", event.component, crash(event, ended), job=_job_of(event), detail=event.line
                 )
                 self._crashes[event.component] = (incident, event, time.monotonic())
+            case WorkerMoved(status="stopped", reason="killed"):
+                self.tell("info", event.component, f"{event.component} {event.how}{_job(_job_of(event), None)}")
             case WorkerMoved(status="healthy"):
                 if found := self._crashes.pop(event.component, None):
                     incident, crashed, at = found

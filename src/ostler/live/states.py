@@ -43,6 +43,7 @@ def worker(slot: Slot, node: Naming, rss_mb: float | None, doing: Doing | None, 
         "queue_type": slot.pool.spec.name,
         "id": slot.number,
         "status": str(slot.status),
+        "idle": fleet.is_idle(slot.status, slot.key),
         "pid": held.process.pid if held and held.process else None,
         "generation": slot.generation,
         "item": doing.item if doing else None,
@@ -69,6 +70,7 @@ def far_worker(row: Mapping[str, Any], *, paused: bool) -> dict[str, Any]:
         "queue_type": row["pool"],
         "id": int(row["component"].rpartition(":")[2]),
         **{name: row[name] for name in ("status", "pid", "generation")},
+        "idle": fleet.is_idle(row["status"], row.get("key")),
         "item": f"job:{row['current_job']}" if row["current_job"] else None,
         "current_job": row["current_job"],
         "task": row["current_task"],
@@ -113,8 +115,12 @@ def queue(
     workers: int,
     paused: bool,
     rate: float | None = None,
+    stuck: int = 0,
 ) -> dict[str, Any]:
-    """A queue (seed 001: QueueState). `avg_time` and `eta` are seconds; `eta` counts from the event's timestamp, None: nobody can tell."""
+    """A queue (seed 001: QueueState). `avg_time` and `eta` are seconds; `eta` counts from the event's timestamp, None: nobody can tell.
+
+    `stuck`: how many of the pending jobs no running node can run, because none declares their task.
+    """
     pending = counts.get("queued", 0)
     done = totals.get("done", 0)
     if average is None and done:
@@ -128,16 +134,17 @@ def queue(
         "completed": done,
         "failed": counts.get("failed", 0),
         "avg_time": None if average is None else round(average, 4),
-        "eta": rates.eta(pending, running_for, average, 0 if paused else workers, rate=rate),
+        "eta": rates.eta(pending, running_for, average, 0 if paused or stuck else workers, rate=rate),
         "paused": paused,
         "workers": workers,
+        "stuck": stuck,
         "recent": recent,
     }
 
 
 def all_queues(states: Sequence[Mapping[str, Any]], recent: Mapping[str, Any] | None) -> dict[str, Any]:
     """All queues in one (seed 001: queue_type None). The average is weighed by what was completed; the last queue decides the ETA."""
-    summed = ("pending", "scheduled", "running", "completed", "failed", "workers")
+    summed = ("pending", "scheduled", "running", "completed", "failed", "workers", "stuck")
     known = [s for s in states if s["avg_time"] is not None]
     weight = sum(s["completed"] for s in known)
     etas = [s["eta"] for s in states]

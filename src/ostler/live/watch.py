@@ -471,7 +471,8 @@ class Watch:
             counts, totals = found.depths.get(name, {}), found.totals.get(name, {})
             workers, paused = self._capacity(name)
             # Averages move with the clock, too; only what happened makes news.
-            made_from = (counts, totals, workers, paused, found.running.get(name))
+            stuck = self._polled.unrunnable[name]
+            made_from = (counts, totals, workers, paused, stuck, found.running.get(name))
             known = self._queues.get(name)
             if known is not None and known[0] == made_from:
                 continue
@@ -487,6 +488,7 @@ class Watch:
                 workers=workers,
                 paused=paused,
                 rate=limit.rate if limit else None,
+                stuck=stuck,
             )
             self._queues[name] = (made_from, state)
             self._broker.publish(f"queue:{name}:status", "queue_update", "queue", state)

@@ -161,6 +161,12 @@ def is_json(request: Request) -> bool:
     return kind == _JSON or kind.endswith(b"+json")
 
 
+def may_be_json(request: Request) -> bool:
+    """Whether its body is JSON, or has the type that `curl -d` gives to anything."""
+    kind = (request.get(b"content-type") or b"").partition(b";")[0].strip().lower()
+    return is_json(request) or kind == b"application/x-www-form-urlencoded"
+
+
 def as_text(value: bytes | None) -> str | None:
     return None if value is None else value.decode("utf-8", "replace")
 

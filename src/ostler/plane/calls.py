@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from ostler.calls.model import leads_out
+from ostler.names import no_task
 from ostler.plane.access import Access
 from ostler.plane.call import (
     PATH,
@@ -22,6 +23,7 @@ from ostler.plane.call import (
     failure,
     head_at,
     is_json,
+    may_be_json,
     read_text,
     read_wishes,
     refused_by,
@@ -228,13 +230,12 @@ class Calls:
         if task is None and name == RUNNING:
             return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
         if task is None or (inside and not task.is_server):
-            known = ", ".join(sorted(self.tasks)) or "none"
-            return Refuse(404, "UNKNOWN_TASK", f"there is no task {name[:80]!r} to call; known: {known}")
+            return Refuse(404, "UNKNOWN_TASK", no_task(name, self.tasks, where=" to call"))
         given = parse_qs(request.query.decode("latin-1"))
         named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
         if task.is_server and named is None and task.default is not None:
             named = task.default  # what its body names is the server's own business
-        if named is None and is_json(request) and request.method in _WITH_BODY:
+        if named is None and may_be_json(request) and request.method in _WITH_BODY:
             return Peek(lambda r: self._peeked(r, task), _PEEK)
         return self._begin(request, task, named or task.default)
 
@@ -251,6 +252,8 @@ class Calls:
         try:
             told = json.loads(body)
         except (ValueError, RecursionError) as error:
+            if not is_json(request):
+                return self._begin(request, task, task.default)
             return Refuse(400, "BAD_JSON", f"the body is not JSON: {error}")
         named = told.get("model") if isinstance(told, dict) else None
         return self._begin(request, task, task.default if named is None else named)

@@ -128,7 +128,7 @@ class Sessions(Nothing):
         serving = self._pools.of(worker)
         if serving is None or serving.gone is not None:
             return
-        asked = worker.status is Status.STOPPING or worker.on_purpose
+        asked = worker.status is Status.STOPPING or (worker.on_purpose and worker.killing != "killed")
         words = ends.words(worker.killing or ("signal" if ended.signal else "exit"), ended.code, ended.signal)
         serving.gone = (
             "shutdown" if asked else "worker-lost",

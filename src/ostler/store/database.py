@@ -171,6 +171,11 @@ def _check_url(url: str) -> None:
         )
 
 
+def place(url: str, data: Path) -> str:
+    """Where the store is, in words: "in /srv/app/.ostler", "on postgresql://host/name"."""
+    return f"on {shown(url)}" if is_postgres(url) else f"in {home(url, data)}"
+
+
 def exists(url: str, data: Path) -> bool:
     """Whether there is a store already; of a server only connecting tells."""
     try:

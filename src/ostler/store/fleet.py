@@ -119,6 +119,11 @@ def _is_missed(node: Mapping[str, Any], living: Sequence[str], now: int) -> bool
     )
 
 
+def is_idle(status: str, key: str | None) -> bool:
+    """Whether it is a slot on demand, such as a model's, that nobody needs now: that is no missing worker."""
+    return status == "stopped" and key is not None
+
+
 def _worker(row: Mapping[str, Any], node: Mapping[str, Any], label: str, now: int, *, several: bool) -> dict[str, Any]:
     component = row["component"]
     age = max(0, now - row["last_heartbeat"] + node["skew_ms"]) / 1000
@@ -132,7 +137,8 @@ def _node(
     counts: dict[str, int] = {}
     for worker in workers:
         if worker["node_id"] == row["id"]:
-            counts[worker["status"]] = counts.get(worker["status"], 0) + 1
+            status = "idle" if is_idle(worker["status"], worker.get("key")) else worker["status"]
+            counts[status] = counts.get(status, 0) + 1
     more = {"label": label, "workers": counts, "running": running.get(row["id"], 0)}
     return {**row, **more, "last_heartbeat": row["beat_at"], "heartbeat_age": row["age_ms"] / 1000}
 

@@ -174,6 +174,10 @@ class Nodes:
         """The nodes that declare a task; some of them may have ended."""
         return {row["node"] for row in self._db.run("declares", name=task)}
 
+    def strangers(self) -> bool:
+        """Whether jobs wait at the head of a queue whose task no node declares: `park` would take them out of the line. Reads only."""
+        return any(self._db.run("strangers", queue=row["queue"]) for row in self._db.run("task_queues"))
+
     def park(self) -> int:
         """Take a part of the jobs whose task is gone out of the line, and put those back whose task is there again; how many moved.
 

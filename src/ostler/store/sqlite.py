@@ -71,7 +71,7 @@ class SqliteDatabase:
         private.check(path, write=not read_only)
         if not path.exists() and (read_only or not create):
             raise ConfigError(
-                f"there is no store at {path}; start a node there with 'ostler up', or name another with --data"
+                f"there is no store at {path}; start a node there with 'ostler up', or name the data directory of a node elsewhere with --data"
             )
         try:
             if not path.parent.exists():

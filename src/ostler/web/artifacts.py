@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from email.utils import formatdate
-from typing import IO, Annotated, NamedTuple
+from typing import IO, Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request
+from fastapi import Path as UrlPath
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
 from starlette.types import Receive, Scope, Send
@@ -44,6 +45,8 @@ _SAFE = {
 _POLICY = "sandbox; default-src 'none'; img-src 'self'; media-src 'self'; style-src 'unsafe-inline'"
 _SHOWN = ("image/", "video/", "audio/")
 _ACTIVE = frozenset({"text/html", "text/css", "text/javascript", "text/xml", "text/x-component"})  # of text/*
+# Of a key, for the description of the API; `check_key` decides, and says what is wrong.
+_SHAPE: dict[str, Any] = {"pattern": r"^[^/.\\\u0000][^/\\\u0000]*(/[^/.\\\u0000][^/\\\u0000]*)*$"}
 _BINARY = {
     kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("application/octet-stream", "*/*")
 }  # the first is for generators
@@ -97,7 +100,7 @@ def router(context: Context) -> APIRouter:
         summary="A published file, whole or a range of it",
     )
     async def one(
-        key: str,
+        key: Annotated[str, UrlPath(description="the key that it was published under", json_schema_extra=_SHAPE)],
         request: Request,
         download: Annotated[bool, Query(description="have browsers save it instead of showing it")] = False,
     ) -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -91,7 +92,11 @@ def install(app: FastAPI) -> None:
     async def ours(_: Request, error: OstlerError) -> JSONResponse:
         if isinstance(error, StoreBusy):
             log.warning("%s", error)
-        return failure(error.status, error.code, str(error))
+        known = {name: value for name in ("job", "task", "request_id") if (value := getattr(error, name, None))}
+        answer = failure(error.status, error.code, str(error), **known)
+        if (after := getattr(error, "retry_after", None)) is not None:
+            answer.headers["Retry-After"] = str(math.ceil(after))
+        return answer
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:

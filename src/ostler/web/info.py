@@ -13,8 +13,9 @@ from pydantic import BaseModel, Field
 import ostler
 from ostler.errors import StoreBusy
 from ostler.live.condition import condition, unready
+from ostler.live.incidents import failed_lately
 from ostler.store import database, now_ms
-from ostler.store.fleet import Fleet, shown
+from ostler.store.fleet import Fleet, is_idle, shown
 from ostler.store.fleet import read as read_fleet
 from ostler.web.context import Context
 from ostler.web.fleet import NodeView
@@ -41,14 +42,23 @@ class SlotCounts(BaseModel):
     waiting: int
 
 
+class Failing(BaseModel):
+    task: str
+    code: str
+    count: int
+
+
 class Health(BaseModel):
     """`models` are those of this node by "task:model", `sessions` its session pools by name."""
 
     status: Literal["healthy", "degraded", "error"]
     errors: list[str]
+    failing: list[Failing] = Field(
+        description="jobs that failed for good in the last hour, by task and code, while any job is failed. They do not change the status"
+    )
     paused: list[str] = Field(description="pools of this node")
     nodes: list[NodeView]
-    workers: dict[str, int] = Field(description="workers of all nodes, by status")
+    workers: dict[str, int] = Field(description="workers of all nodes, by status; `idle`: models that no call needs")
     models: dict[str, ModelState]
     gpu_lock_held: bool | None
     sessions: dict[str, SlotCounts]
@@ -130,9 +140,11 @@ def router(context: Context) -> APIRouter:
     )
     async def health() -> JSONResponse:
         """`nodes` has every node's condition in short; `workers` counts those of all nodes by status."""
-        found = Fleet([], [], now_ms())
+        found, fails = Fleet([], [], now_ms()), list[dict[str, Any]]()
         with contextlib.suppress(StoreBusy):  # then that is among the errors
-            found = await context.reader.call(read_fleet, patience=_PATIENCE)
+            found, fails = await context.reader.call(
+                lambda store: (read_fleet(store), failed_lately(store)), patience=_PATIENCE
+            )
         status, errors = condition(
             supervisor,
             context.lanes,
@@ -143,13 +155,16 @@ def router(context: Context) -> APIRouter:
         )
         workers: dict[str, int] = {}
         for slot in supervisor.slots.values():
-            workers[slot.status] = workers.get(slot.status, 0) + 1
+            status_ = "idle" if is_idle(slot.status, slot.key) else str(slot.status)
+            workers[status_] = workers.get(status_, 0) + 1
         for worker in found.workers:
             if worker["node_id"] != supervisor.member.id:
-                workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+                status_ = "idle" if is_idle(worker["status"], worker.get("key")) else worker["status"]
+                workers[status_] = workers.get(status_, 0) + 1
         nodes = [shown(node) for node in found.nodes]
         paused = [name for name in supervisor.pools if supervisor.pauses.holds(name)]
-        told = {"status": status, "errors": errors, "paused": paused, "nodes": nodes, "workers": workers}
+        told: dict[str, Any] = {"status": status, "errors": errors, "failing": fails, "paused": paused}
+        told |= {"nodes": nodes, "workers": workers}
         held = {
             name: {key: pool[key] for key in ("slots", "in_use", "free", "waiting")}
             for name, pool in (context.sessions.capacity() if context.sessions else {}).items()

@@ -90,7 +90,7 @@ const TONES = {
   calm: { "▸": ["processing", "busy", "running", "streaming", "live"], "◔": ["starting", "building", "opening", "loading"], "Ⅱ": ["parked"] },
   warn: {
     "Ⅱ": ["paused"], "◔": ["draining", "stopping", "cancelling", "leaving"],
-    "!": ["crashed", "suspect", "longest", "killed", "silent", "slow", "drained", "shutdown", "refused", "outdated", "not built", "unavailable", "no worker", "unused", "detached"],
+    "!": ["crashed", "suspect", "longest", "killed", "silent", "slow", "drained", "shutdown", "refused", "outdated", "not built", "unavailable", "no worker", "no task", "unused", "detached"],
   },
   bad: { "✕": ["failed", "dead", "error", "died", "deadline", "worker-lost", "worker-hung", "relay-lost", "node-lost"] },
   idle: { "✓": ["client", "worker"], "–": ["cancelled"] },

@@ -1,6 +1,10 @@
 // Examples of what the API takes: arguments of a task, and bodies made of their schema.
 
-const EMPTY = { int: 0, float: 0, bool: false, list: [], dict: {} };
+const SAMPLES = {
+  int: 0, float: 0, bool: false, null: null, list: [], dict: {},
+  datetime: "2026-01-31T12:00:00+00:00", date: "2026-01-31", time: "12:30:00", timedelta: 60,
+  uuid: "6f1c2d1e-0a55-4f4e-8a5b-3f1f0d9a7c11", decimal: "12.50",
+};
 let known = { tasks: [] };
 
 /** Use the names of what this node has. */
@@ -8,7 +12,21 @@ export const prefer = (info) => (known = info);
 
 /** The parameters of a task that must be given, with something of their kind. */
 export function argumentsOf(task) {
-  return Object.fromEntries((task?.parameters ?? []).filter((p) => p.required).map((p) => [p.name, EMPTY[p.type] ?? ""]));
+  return Object.fromEntries((task?.parameters ?? []).filter((p) => p.required).map((p) => [p.name, sampleOf(p.type)]));
+}
+
+/** A value of a parameter's type, as `jobs/kinds.py` describes types. */
+function sampleOf(type) {
+  if (!Array.isArray(type)) return type in SAMPLES ? SAMPLES[type] : "";
+  const [what, ...parts] = type;
+  if (what === "literal") return parts[0];
+  if (what === "any of") return sampleOf(parts.find((one) => one !== "null") ?? "null");
+  if (what === "tuple") return parts.map(sampleOf);
+  if (what === "object") {
+    const given = Object.entries(parts[1]).filter(([, field]) => field.required);
+    return Object.fromEntries(given.map(([name, field]) => [name, sampleOf(field.type)]));
+  }
+  return what === "dict" ? {} : [];
 }
 
 /** A value that fits a schema: what must be given, and as many optional fields as it takes to say something. */

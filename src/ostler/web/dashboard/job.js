@@ -42,6 +42,8 @@ export function page(id) {
     h("p", { class: "crumb" }, h("a", { href: "#/jobs" }, "Jobs"), ` / #${id}`),
     h("div", { class: "row between wrap" }, h("h1", {}, task, " ", status), working, h("div", { class: "row" }, cancel, retry)),
     errors.el, content);
+  content.hidden = cancel.hidden = retry.hidden = working.hidden = true; // until it is known
+  text(task, `Job ${id}`);
   let job = null;
   let timer = 0;
   let again = 0;
@@ -59,8 +61,6 @@ export function page(id) {
       }
     } catch (refused) {
       if (refused.status === 404 && !job) {
-        content.hidden = cancel.hidden = retry.hidden = true;
-        text(task, `Job ${id}`);
         errors.say(`${refused.message}. Ended jobs are deleted after a while (see retention).`);
         log.close();
       } else errors.say(refused.message);
@@ -73,6 +73,7 @@ export function page(id) {
   }
 
   function draw() {
+    content.hidden = false;
     text(task, job.task);
     setPill(status, job.cancel_requested && job.status === "processing" ? "cancelling" : job.status);
     atWork();

@@ -54,7 +54,7 @@ function banner() {
   const where = h("span", { class: "muted where" });
   const reasons = h("ul");
   const el = h("section", { class: "panel banner", "aria-label": "Health" }, mark, h("div", { class: "grow" }, h("p", { role: "status" }, word), reasons), where);
-  const WORDS = { healthy: "Everything is running normally", failing: "Running, but jobs are failing", paused: "All queues are paused", degraded: "Running, but something needs attention", error: "Something is not working" };
+  const WORDS = { healthy: "Everything is running normally", failing: "Healthy, but some jobs failed in the last hour", paused: "All queues are paused", degraded: "Running, but something needs attention", error: "Something is not working" };
   const SIGNS = { healthy: "✓", failing: "!", paused: "Ⅱ", degraded: "!", error: "✕" };
   const reason = (one) => {
     const words = h("a");
@@ -105,18 +105,18 @@ function figures() {
         text(running.value, count(all.running));
         text(running.more, all.avg_time === null ? "" : `${span(all.avg_time)} on average`);
         text(waiting.value, count(all.pending));
-        const left = eta(all, state.said.get("queue:status"));
+        const left = all.stuck ? `${count(all.stuck)} cannot run` : eta(all, state.said.get("queue:status"));
         const later = all.scheduled ? `${count(all.scheduled)} scheduled` : "";
-        text(waiting.more, [left && all.pending ? ({ unknown: "no ETA", paused: "paused", "any moment": "almost empty" }[left] ?? `empty in ${left}`) : "", later].filter(Boolean).join(", "));
+        text(waiting.more, [left && all.pending ? ({ unknown: "no ETA", paused: "paused", "any moment": "almost empty" }[left] ?? (all.stuck ? left : `empty in ${left}`)) : "", later].filter(Boolean).join(", "));
         text(done.value, count(all.completed));
         const pace = rate(all.recent, state.before, now());
         text(done.more, pace ? `${whole(pace < 10 ? Math.round(pace * 10) / 10 : Math.round(pace))} per second` : "");
         text(failed.value, count(all.failed));
         const recent = failing().reduce((sum, one) => sum + one.count, 0);
-        text(failed.more, all.failed ? (recent ? `${count(recent)} in the last hour` : "none in the last hour") : "");
+        text(failed.more, all.failed ? (recent ? `${count(recent)} ${recent === 1 ? "failure" : "failures"} in the last hour` : "none in the last hour") : "");
         attr(failed.el, "data-bad", all.failed ? true : null);
       }
-      const list = [...state.workers.values()];
+      const list = [...state.workers.values()].filter((w) => !w.idle);
       const well = list.filter((w) => w.status === "healthy").length;
       text(workers.value, list.length ? `${well} / ${list.length}` : "–");
       text(workers.more, well === list.length ? "all healthy" : "healthy");
@@ -225,17 +225,17 @@ function queueRow(first, errors) {
   return {
     el,
     update(q) {
-      const unserved = !q.paused && !q.workers && q.pending > 0;
-      const shown = { pending: count(q.pending), scheduled: count(q.scheduled), running: count(q.running), completed: count(q.completed), average: span(q.avg_time), eta: unserved ? "never" : eta(q, state.said.get(`queue:${q.queue}:status`)) };
+      const problem = q.paused || !q.pending ? "" : !q.workers ? "no worker" : q.stuck ? "no task" : "";
+      const shown = { pending: count(q.pending), scheduled: count(q.scheduled), running: count(q.running), completed: count(q.completed), average: span(q.avg_time), eta: problem ? "never" : eta(q, state.said.get(`queue:${q.queue}:status`)) };
       for (const [key, words] of Object.entries(shown)) {
         text(cell[key], words);
         cell[key].classList.toggle("zero", words === "0");
       }
       text(failed, count(q.failed));
       attr(failed, "class", q.failed ? "bad" : "zero");
-      cell.eta.classList.toggle("bad", unserved);
-      setPill(flag, q.paused ? "paused" : unserved ? "no worker" : "");
-      flag.hidden = !q.paused && !unserved;
+      cell.eta.classList.toggle("bad", Boolean(problem));
+      setPill(flag, q.paused ? "paused" : problem);
+      flag.hidden = !q.paused && !problem;
       pause.hidden = q.paused;
       resume.hidden = !q.paused;
     },

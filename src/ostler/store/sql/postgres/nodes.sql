@@ -90,11 +90,11 @@ SELECT name, queue FROM ostler.tasks WHERE gone = 1;
 SELECT DISTINCT queue FROM ostler.tasks WHERE gone = 0;
 
 -- name: strangers
--- Tasks at the head of a queue that no node has declared yet: whoever enqueued them has newer code than every node.
+-- Tasks at the head of a queue that no node declares, or none has declared yet: whoever enqueued them has other code than every node.
 SELECT DISTINCT task FROM (
     SELECT task FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = :queue
      ORDER BY (-priority), coalesce(position, id), id LIMIT 100) AS head
- WHERE task NOT IN (SELECT name FROM ostler.tasks);
+ WHERE task NOT IN (SELECT name FROM ostler.tasks WHERE gone = 0);
 
 -- name: stranger_put
 INSERT INTO ostler.tasks (name, queue, attempts, parameters, declared_at, gone) VALUES (:name, :queue, 1, '[]', :now, 1) ON CONFLICT DO NOTHING;
