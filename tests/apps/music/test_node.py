@@ -435,6 +435,12 @@ def test_without_its_model_a_node_does_not_start_and_says_what_to_do(tmp_path):
     assert done.returncode == 2 and "nothing" in done.stderr
 
 
+def test_a_node_without_the_app_is_told_from_one_without_the_library(node, monkeypatch):
+    assert "there is no library nothing" in ostler(node, "status", "nothing").stderr
+    monkeypatch.setattr("ostler.cli.music._API", "/api/v0")
+    assert "does not run the music tagger; start one with" in ostler(node, "status").stderr
+
+
 def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_path):
     with new_database(postgres) as url:
         node = make_node(*SMALL, app=APP, OSTLER_STORE=url, **RULES)
