@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import json
 import os
@@ -19,7 +20,7 @@ from ostler import Cancel, Fail, NotFound, config
 from ostler.apps.music import catalogue, outputs, tagging, writing
 from ostler.apps.music.library import Scan
 from ostler.apps.music.rules import Rules
-from ostler.apps.music.tables import libraries, open_tables, scores, tracks, written
+from ostler.apps.music.tables import Tables, libraries, open_tables, scores, tracks, written
 from tests.apps.music.sounds import save
 from tests.stores import store_of
 
@@ -505,3 +506,55 @@ def test_with_roots_a_link_that_leads_out_of_them_is_neither_read_nor_sent(table
     with pytest.raises(NotFound, match="leads out"):
         catalogue.place(tables, lib.row("a.mp3").id)
     assert model.asked == []
+
+
+@pytest.mark.parametrize("write_to", ["file", "sidecar"])
+def test_a_run_that_dies_before_or_after_any_transaction_is_made_good_by_the_next_and_can_be_undone(
+    tables, tmp_path, model, monkeypatch, write_to
+):
+    lib = Library(tables, tmp_path / "lib", model, write_to=write_to)
+    original, whole = save(tmp_path / "original.flac"), Tables.write
+
+    class Died(BaseException): ...
+
+    def dying(left: int, after: bool):
+        @contextlib.contextmanager
+        def write(self):
+            nonlocal left
+            left -= 1
+            if not left and not after:
+                raise Died
+            with whole(self) as connection:
+                yield connection
+            if not left:
+                raise Died
+
+        return write
+
+    deaths = 0
+    for number in range(1, 6):
+        for after in (False, True):
+            name = f"{number}{after}.flac"
+            (lib.root / name).write_bytes(original.read_bytes() + b"\0" * (2 * number + after))
+            lib.scan()
+            with monkeypatch.context() as patch:
+                patch.setattr(Tables, "write", dying(number, after))
+                with contextlib.suppress(Died):
+                    lib.tag(name)
+                    continue
+            deaths += 1
+            lib.tag(name)
+            assert (lib.row(name).state, lib.row(name).reason) == ("tagged", None)
+            lib.scan()
+            assert lib.row(name).state == "tagged", "our own write is no change"
+    assert deaths >= 4
+    written_to = lib.root.glob("*.flac" if write_to == "file" else "*.json")
+    assert all(
+        "model" in (writing.ours(one) if write_to == "file" else json.loads(one.read_text())) for one in written_to
+    )
+    change(lib, write_to="database")
+    for page in catalogue.pages(tables, lib.id):
+        for track in page:
+            outputs.apply(tables, track)
+    assert not any(writing.ours(one) for one in lib.root.glob("*.flac"))
+    assert not [one for one in os.listdir(lib.root) if not one.endswith(".flac")]
