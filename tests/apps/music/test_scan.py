@@ -21,6 +21,7 @@ from sqlalchemy import inspect, select, text, update
 from ostler import BadArguments, Cancelled, ConfigError, Conflict, config
 from ostler.apps.music import catalogue, library, watching
 from ostler.apps.music.library import Away, Scan
+from ostler.apps.music.moves import content
 from ostler.apps.music.rules import IGNORED, Rules
 from ostler.apps.music.tables import Tables, embeddings, open_tables, scores, tracks
 from ostler.apps.music.walk import File, Problem, Walk, ignoring, signed
@@ -78,7 +79,7 @@ class Library:
         with self.tables.write() as connection:
             for row in connection.execute(select(tracks).where(tracks.c.library == self.id)).all():
                 path = os.path.join(os.fsencode(self.root), row.path)
-                values = {"state": "tagged", "sha256": library.content(path), "tagged_at": 1, "model": "m"}
+                values = {"state": "tagged", "sha256": content(path), "tagged_at": 1, "model": "m"}
                 connection.execute(update(tracks).where(tracks.c.id == row.id).values(**values))
                 key = {"track": row.id, "model": "m", "at": 1}
                 self.tables.upsert(connection, scores, [{**key, "scores": b"1234"}])

@@ -7,7 +7,6 @@ the path that the scan has reached: a scan that is killed goes on there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
@@ -19,6 +18,7 @@ from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, 
 
 from ostler import Cancelled
 from ostler.apps.music import outputs
+from ostler.apps.music.moves import CANDIDATES, COMPARED, Moves
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import (
     AT_ONCE,
@@ -39,7 +39,6 @@ _PAGE = 5_000  # rows read at once
 _EVERY = 10_000  # files after which the position is written, also when nothing has changed
 _SECONDS = 1.0  # … and so long
 _PATHS = 2_000  # that have changed: if more have, all is looked at
-_CANDIDATES = 50  # rows of the same size that a new file is compared with
 GONE = "it is not in the library any more: deleted, moved away or ignored"
 
 
@@ -165,7 +164,7 @@ class Scan:
 
     def _has_others(self) -> bool:
         """Whether files are there that are not to be looked at."""
-        some = select(tracks.c.path).where(tracks.c.library == self._id, tracks.c.state != "gone").limit(_CANDIDATES)
+        some = select(tracks.c.path).where(tracks.c.library == self._id, tracks.c.state != "gone").limit(CANDIDATES)
         gone = {row["path_was"] for row in self._batch.gone}
         with self._tables.read() as connection:
             places = [path for path in connection.execute(some).scalars() if path not in gone]
@@ -285,7 +284,7 @@ class Scan:
         last = self._position
         while True:
             last = max(last, self._position)
-            asked = select(*_COMPARED).where(
+            asked = select(*COMPARED).where(
                 tracks.c.library == self._id, tracks.c.path > last, below(tracks.c.path, path)
             )
             with self._tables.read() as connection:
@@ -330,7 +329,7 @@ class Scan:
         batch, self._batch = self._batch, _Batch()
         if self._expected:
             done = min(1.0, self._found.seen / self._expected)
-        moves = self._moves(batch.new) if self._known and batch.new else {}
+        moves = Moves(self._tables, self._id, self._root).of(batch.new) if self._known and batch.new else {}
         if batch.gone and _identity(self._root) != self._identity:
             raise Away(f"{shown(self._root)} was unmounted or replaced during the scan")
         values = {"cursor": b"" if self._scope else self._position, "progress": done, "seen": self._found.seen}
@@ -388,74 +387,9 @@ class Scan:
         place = {"path": problem.path, "shown": shown(problem.path)}
         return {"library": self._id, **place, "reason": problem.reason, "scan": self._number}
 
-    # ---- files that were moved
-
-    def _moves(self, new: list[File]) -> dict[bytes, int]:
-        """Which new files are known under another path, where no file is any more: the ids of their rows.
-
-        The same inode, size and time, or else the same content, which is read only where a missing file had the same size.
-        """
-        found: dict[bytes, int] = {}
-        taken: set[int] = set()
-        for file, row in self._same(new, tracks.c.inode, "inode"):
-            if file.path in found or row.id in taken or (row.size, row.mtime_ns) != (file.size, file.mtime_ns):
-                continue
-            if self._is_missing(row):
-                found[file.path] = row.id
-                taken.add(row.id)
-        rest, hashes = [file for file in new if file.path not in found], dict[bytes, bytes | None]()
-        for file, row in self._same(rest, tracks.c.size, "size"):
-            if file.path in found or row.id in taken or row.sha256 is None or not self._is_missing(row):
-                continue
-            if file.path not in hashes:
-                hashes[file.path] = self._content(file.path)
-            if hashes[file.path] == row.sha256:
-                found[file.path] = row.id
-                taken.add(row.id)
-        return found
-
-    def _same(self, files: list[File], column: Any, name: str) -> Iterator[tuple[File, Any]]:
-        """Files with the rows that have the same value, those that are gone first; a few for each."""
-        wanted = {getattr(file, name) for file in files}
-        if not wanted:
-            return
-        gone = case((tracks.c.state == "gone", 0), else_=1)
-        asked = select(*_COMPARED, tracks.c.sha256).where(tracks.c.library == self._id, column.in_(wanted))
-        by_value: dict[int, list[Any]] = {}
-        with self._tables.read() as connection:
-            for row in connection.execute(asked.order_by(gone).limit(_CANDIDATES * AT_ONCE)):
-                by_value.setdefault(getattr(row, name), []).append(row)
-        for file in files:
-            for row in by_value.get(getattr(file, name), ())[:_CANDIDATES]:
-                yield file, row
-
-    def _is_missing(self, row: Any) -> bool:
-        if row.state == "gone":
-            return True
-        try:
-            os.lstat(os.path.join(self._root, row.path))  # noqa: PTH118  bytes
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            pass
-        return False
-
-    def _content(self, path: bytes) -> bytes | None:
-        try:
-            return content(os.path.join(self._root, path))  # noqa: PTH118  bytes
-        except OSError:
-            return None
-
 
 # A track that is to be tagged (again): another version, so that a job for the one before does not stand for it.
 AGAIN = {"state": "new", "reason": None, "before": None, "job": None, "version": tracks.c.version + 1}
-_COMPARED = tuple(tracks.c[name] for name in ("id", "path", "size", "mtime_ns", "inode", "state", "before"))
-
-
-def content(path: bytes) -> bytes:
-    """The hash of a file's bytes."""
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  bytes
-        return hashlib.file_digest(file, "sha256").digest()
 
 
 def _facts(file: File) -> dict[str, Any]:

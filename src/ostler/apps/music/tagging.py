@@ -13,7 +13,7 @@ from sqlalchemy import and_, select, update
 
 from ostler import Cancel, Fail, Job, OstlerError
 from ostler.apps.music import outputs
-from ostler.apps.music.library import content
+from ostler.apps.music.moves import content
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import Tables, embeddings, libraries, models, now_ms, scores, tracks, words
 from ostler.apps.music.walk import file_facts, located, plain, said
