@@ -28,9 +28,9 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         ({"workers": {"failed": 2}}, "failed", "ostler restart q"),
         ({"workers": {"failed": 1, "crashed": 1}}, "starting", "being started"),
         (
-            {"workers": {"crashed": 1}, "crashes": 3},
+            {"workers": {"crashed": 1}, "crash": "worker:q:0 exited with code 1 (RuntimeError: no database)"},
             "starting",
-            "crashed 3 times in a row; their output: ostler logs q",
+            "no worker of pool q is ready: worker:q:0 exited with code 1 (RuntimeError: no database). They are restarted",
         ),
         ({"workers": {"stopped": 2}}, "stopped", "ostler resume q"),
         (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -289,7 +290,7 @@ def _event(event: dict[str, Any]) -> None:
 
 
 def _watch(known: Settings, job: int, *, json_: bool) -> int:
-    """Follow a job to its end; 0 when it is done, 1 otherwise. As JSON, only the end is printed."""
+    """Follow a job to its end; 0 when it is done, 1 otherwise. With `json_`, only the job is printed to standard output."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (
@@ -311,9 +312,10 @@ def _watch(known: Settings, job: int, *, json_: bool) -> int:
                 if found["status"] == "queued" and time.monotonic() >= look:
                     look = time.monotonic() + _WAITS
                     why = _waiting(known, opened, job)
-                    if why and not json_ and why["reason"] not in ("next", "line", told):
+                    if why and why["reason"] not in ("next", "line", told):
                         told = why["reason"]
-                        bar.console.print(f"job {job} waits: {why['text']}")
+                        text = f"job {job} waits: {why['text']}"
+                        print(text, file=sys.stderr) if json_ else bar.console.print(text)
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,

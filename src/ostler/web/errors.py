@@ -8,14 +8,15 @@ import json
 import logging
 import math
 from collections.abc import Collection, Iterable
-from http.client import responses
 from typing import Any
 
 from fastapi import Depends, FastAPI, Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from ostler import habits
 from ostler.errors import BadArguments, OstlerError, StoreBusy
@@ -108,20 +109,14 @@ def install(app: FastAPI) -> None:
         return failure(422, "BAD_INPUT", in_words(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Response:
+        if _is_of_an_app(request):
+            return await http_exception_handler(request, error)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "").split(", ")
             return not_allowed(request.method, request.url.path, allowed)
-        code = {404: "NOT_FOUND"}.get(error.status_code, "HTTP")
-        detail: Any = error.detail  # a route may give anything
-        if detail == responses.get(error.status_code):  # without words of its own, as the router raises it
-            answer = failure(error.status_code, code, f"{request.method} {request.url.path}: {detail}")
-        elif isinstance(detail, str):
-            answer = failure(error.status_code, code, detail)
-        else:
-            answer = failure(error.status_code, code, json.dumps(detail, default=str), detail=detail)
-        answer.headers.update(error.headers or {})
-        return answer
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return failure(error.status_code, {404: "NOT_FOUND"}.get(error.status_code, "HTTP"), message)
 
     @app.exception_handler(ClientDisconnect)
     async def broke_off(request: Request, _: ClientDisconnect) -> JSONResponse:
@@ -137,6 +132,12 @@ def install(app: FastAPI) -> None:
             f"{request.method} {request.url.path} failed with {type(error).__name__}; the node's log has the details"
         )
         return failure(500, "INTERNAL", message)
+
+
+def _is_of_an_app(request: Request) -> bool:
+    """Whether the request is answered by a route of the user's own app. What its HTTPExceptions say is its business."""
+    module = getattr(request.scope.get("endpoint"), "__module__", "ostler")
+    return module.partition(".")[0] not in ("ostler", "fastapi", "starlette")
 
 
 async def _known_query(request: Request) -> None:

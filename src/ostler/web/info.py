@@ -91,6 +91,13 @@ class TaskView(BaseModel):
     signature: str = Field(description="the parameters in words")
 
 
+class PageView(BaseModel):
+    """A page of the app's own."""
+
+    title: str
+    path: str
+
+
 class Info(BaseModel):
     name: str
     version: str
@@ -109,6 +116,7 @@ class Info(BaseModel):
     pools: list[PoolView]
     queues: dict[str, QueueCounts]
     tasks: list[TaskView]
+    pages: list[PageView]
 
 
 def router(context: Context) -> APIRouter:
@@ -197,6 +205,7 @@ def router(context: Context) -> APIRouter:
                     {**task, "signature": signature.words(task["parameters"])}
                     for task in sorted(context.tasks.values(), key=lambda t: t["name"])
                 ],
+                "pages": context.pages,
             }
         )
 
