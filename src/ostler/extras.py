@@ -31,7 +31,7 @@ def require(extra: str, what: str, *modules: str) -> None:
     """Raise ConfigError, with that command, unless all modules of an extra (or only these) can be imported."""
     missing = [name for name in modules or MODULES[extra] if importlib.util.find_spec(name) is None]
     if missing:
-        raise ConfigError(f"{what} needs {' and '.join(missing)}, which is not installed here: {command(extra)}")
+        raise ConfigError(f"{what} needs {', '.join(missing)} (not installed here): {command(extra)}")
 
 
 def _source() -> tuple[str, str]:

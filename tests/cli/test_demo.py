@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import tomllib
@@ -60,6 +61,10 @@ def test_what_needs_an_extra_says_so_in_one_sentence_before_anything_else(bare, 
         assert done.stderr.strip().endswith(f"pip install -e '{ROOT}[{extra}]'"), (args, done.stderr)
         assert done.stderr.count("\n") == 1, done.stderr
     assert not (tmp_path / ".ostler-demo").exists()
+    with socket.create_server(("127.0.0.1", 0)) as taken:  # its node cannot start
+        done = bare("demo", "jobs", "--port", str(taken.getsockname()[1]))
+    assert done.returncode == 2
+    assert "the end of .ostler-demo/node.log:\n" in done.stderr and "in use" in done.stderr, done.stderr
 
 
 def test_the_modules_of_each_extra_are_known() -> None:
