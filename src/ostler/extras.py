@@ -45,4 +45,5 @@ def _source() -> tuple[str, str]:
     except (metadata.PackageNotFoundError, ValueError):
         return "", "ostler"
     url = urlsplit(about.get("url", ""))
-    return ("", unquote(url.path)) if url.scheme == "file" and "dir_info" in about else ("", "ostler")
+    path = unquote(url.path)
+    return "", path if url.scheme == "file" and "dir_info" in about and Path(path).is_dir() else "ostler"

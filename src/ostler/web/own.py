@@ -11,7 +11,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ForwardRef, cast
 
 from fastapi import APIRouter
 from fastapi.dependencies.models import Dependant
@@ -73,17 +73,18 @@ def _made(factory: Factory, node: NodeApi) -> APIRouter:
         )
     for route in router.routes:
         if (dependant := getattr(route, "dependant", None)) is not None:
-            _check(str(getattr(route, "path", route)), dependant)
+            _check(route, dependant)
     return router
 
 
-def _check(path: str, dependant: Dependant) -> None:
+def _check(route: Any, dependant: Dependant) -> None:
     """Refuse annotations that FastAPI cannot look up: it would take them for query parameters that every request lacks."""
     for function in _functions(dependant):
-        for name, annotation in _texts(function):
+        answers = function is dependant.call and isinstance(getattr(route, "response_model", None), ForwardRef)
+        for name, annotation in _texts(function, answers=answers):
             if missing := _unknown(annotation, function):
                 raise ConfigError(
-                    f"route {path}: {_named(function)} has the annotation {name}: {annotation}, but {missing} is not defined at the top of "
+                    f"route {route.path}: {_named(function)} has the annotation {name}: {annotation}, but {missing} is not defined at the top of "
                     f"its file. `from __future__ import annotations` makes annotations text, which FastAPI looks up there, not inside the "
                     f"@app.web function: import {missing} at the top of the file, or remove the __future__ import"
                 )
@@ -96,22 +97,23 @@ def _functions(dependant: Dependant) -> Iterator[Callable[..., Any]]:
         yield from _functions(inner)
 
 
-def _texts(function: Callable[..., Any]) -> Iterator[tuple[str, str]]:
+def _texts(function: Callable[..., Any], *, answers: bool) -> Iterator[tuple[str, str]]:
+    """The annotations of a function that are text; what it returns only where the answer is made of that."""
     try:
         found = inspect.signature(function)
     except (TypeError, ValueError):
         return
-    for name, annotation in [
-        *((p.name, p.annotation) for p in found.parameters.values()),
-        ("return", found.return_annotation),
-    ]:
-        if isinstance(annotation, str):
-            yield name, annotation
+    annotations = {one.name: one.annotation for one in found.parameters.values()}
+    if answers:
+        annotations["return"] = found.return_annotation
+    yield from ((name, one) for name, one in annotations.items() if isinstance(one, str))
 
 
 def _unknown(annotation: str, function: Callable[..., Any]) -> str | None:
     """The name in an annotation that nothing at the top of the function's file has."""
-    known = getattr(inspect.unwrap(function), "__globals__", {})
+    known = getattr(inspect.unwrap(function), "__globals__", None)
+    if known is None:  # a class, or an object that can be called
+        return None
     try:
         eval(annotation, {**vars(builtins), **known})  # noqa: S307  as FastAPI does
     except NameError as error:
