@@ -105,7 +105,7 @@ def test_cancel_retry_and_logs(node: Node) -> None:
     (node.folder / "never").touch()
     node.wait_job(deaf)
     delayed = json.loads(ostler("enqueue", "add", "a=1", "--delay", "5m", "--json", *where).stdout)
-    assert delayed["run_at"] - delayed["created_at"] == 300_000
+    assert abs(delayed["run_at"] - delayed["created_at"] - 300_000) < 60_000
     assert "neither a number of seconds" in ostler("enqueue", "add", "a=1", "--delay", "soon", *where).stderr
     node.wait_job(node.enqueue("other", say="seen in the log"))
     until(lambda: "seen in the log" in ostler("logs", "worker:other:0", *where).stdout, "the line")
