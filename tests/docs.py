@@ -9,7 +9,7 @@ All programs of a page are served by one node. Blocks are run as printed, except
 
 - `localhost:8356` is where the node of the page listens;
 - `ostler up APP` checks the app, since the node is there already;
-- `pip install 'ostler[extra]'` installs nothing: the extra must exist;
+- `pip install 'path/to/this/clone[extra]'` installs nothing: the extra must exist;
 - `make` tells what it would do;
 - SQL is sent to the store, which is on PostgreSQL for pages that need it;
 - `curl -N` and `ostler events` leave a stream of events after its first seconds.
@@ -254,7 +254,7 @@ def pip(arguments: list[str]) -> None:
     assert arguments[0] == "install", arguments
     for what in arguments[1:]:
         name, _, named = what.rstrip("]").partition("[")
-        assert name in ("ostler", "path/to/this/clone"), f"{what} cannot be installed here"
+        assert name == "path/to/this/clone", f"{what} cannot be installed here"
         assert {*filter(None, named.split(","))} <= {*extras}, what
 
 

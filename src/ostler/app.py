@@ -484,7 +484,7 @@ class Ostler(Calling, habits.Hinting):
 
     def web(self, factory: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Add your own routes to the node's HTTP server: decorate a function that takes an `ostler.web.extend.NodeApi` and returns a
-        FastAPI `APIRouter`. It is called once, in the node, before the node listens; workers never call it.
+        FastAPI `APIRouter`. It is called once, in the node, before the node listens, and by `ostler check`; workers never call it.
         """
         self.routes.append(factory)
         return factory

@@ -57,6 +57,14 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
             raise ConfigError(f"schedule {name!r}: {error}") from None
 
 
+def check_routes(settings: Settings, app: Ostler) -> None:
+    """Raise ConfigError unless the app's own routes can be served. The node itself finds out when it builds them."""
+    if app.routes:
+        from ostler.web import own  # noqa: PLC0415  only an app with routes needs the web framework here
+
+        own.check(app.routes, settings)
+
+
 def _check_sessions(settings: Settings, app: Ostler, name: str) -> None:
     """Settings of sessions are for sessions; and they must fit."""
     if name in app.session_pools:

@@ -42,6 +42,7 @@ from ostler.lifecycle.admission import NONE, Need
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Leave, Membership, Neighbours
+from ostler.lifecycle.pauses import PLANE
 from ostler.lifecycle.recycle import RecycleLimits
 from ostler.lifecycle.reserving import Declared
 from ostler.lifecycle.supervisor import LAST, Supervisor
@@ -166,8 +167,8 @@ class Node:
             self.settings.node,
             self.url,
             folder,
-            len(supervisor.slots),
-            len(supervisor.pools),
+            sum(slot.pool.spec.tenant.kind != PLANE for slot in supervisor.slots.values()),
+            sum(pool.spec.tenant.kind != PLANE for pool in supervisor.pools.values()),
         )
         self.ready.set()
 
@@ -445,7 +446,7 @@ class Node:
     def _plane(self, gateway: Gateway) -> PoolSpec:
         return PoolSpec(
             tenant=PlaneTenant(gateway, {"sessions": self._sessions} if self._sessions else {}),
-            name="plane",
+            name=PLANE,
             size=1,
             argv=[sys.executable, "-u", "-P", "-m", "ostler.plane", str(run_folder(self.settings.data_dir).resolve())],
             given={"OSTLER_DATA": str(self.settings.data_dir)},

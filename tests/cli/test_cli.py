@@ -47,6 +47,8 @@ def test_enqueue_watch_and_look(node: Node) -> None:
     done = ostler("enqueue", "add", "a=40", "b=2", "--watch", *where)
     assert done.returncode == 0, done.stderr
     assert "result   42" in done.stdout
+    assert json.loads(ostler("enqueue", "add", "a=40", "b=2", "--watch", "--json", *where).stdout)["result"] == 42
+    refused(ostler("enqueue", "add", "a=1", "a=2", *where), "'a' is given twice")
     assert "processing" in done.stdout
     found = json.loads(ostler("enqueue", "other", "say=123", "--json", *where).stdout)
     assert found["args"] == {"say": "123"}  # declared as text, stays text
@@ -96,9 +98,24 @@ def test_cancel_retry_and_logs(node: Node) -> None:
     told = ostler("cancel", str(running), *where).stdout
     assert "asked to stop" in told or told == f"job {running} is cancelled\n", "it may have stopped before the answer"
     assert node.wait_job(running)["status"] == "cancelled"
+    deaf = node.enqueue("wait_for", path=str(node.folder / "never"))
+    node.wait_running(deaf)
+    node.post(f"/api/v1/jobs/{deaf}/cancel")
+    assert node.job(deaf)["waiting_for"]["reason"] == "cancelling"
+    (node.folder / "never").touch()
+    node.wait_job(deaf)
+    delayed = json.loads(ostler("enqueue", "add", "a=1", "--delay", "5m", "--json", *where).stdout)
+    assert delayed["run_at"] - delayed["created_at"] == 300_000
+    assert "neither a number of seconds" in ostler("enqueue", "add", "a=1", "--delay", "soon", *where).stderr
     node.wait_job(node.enqueue("other", say="seen in the log"))
     until(lambda: "seen in the log" in ostler("logs", "worker:other:0", *where).stdout, "the line")
+    assert "seen in the log" in ostler("logs", "other", *where).stdout
+    assert "worker:work:1" in ostler("logs", "work", *where).stderr
+    refused(ostler("logs", "work", "-f", *where), "worker:work:0, worker:work:1")
+    refused(ostler("logs", str(job), *where), f"ostler logs --job {job}")
     refused(ostler("logs", "worker:nope:0", *where), "worker:work:0")
+    assert "`ostler up APP`" in ostler("worker").stderr
+    assert "Try: enqueue" in ostler("enqeue").stderr
     refused(ostler("cancel", "99999", *where), "no job 99999")
 
 
@@ -258,6 +275,8 @@ def test_a_worker_is_shown_with_its_history(node: Node) -> None:
     assert shown.returncode == 0
     assert "worker:work:0" in shown.stdout
     refused(ostler("workers", "nope:0", "--data", str(node.folder)), "worker:work:0")
+    listed = ostler("workers", "work", "--data", str(node.folder)).stdout
+    assert ("worker:work:1" in listed, "worker:other:0" in listed) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -86,3 +86,7 @@ def test_what_is_watched(tmp_path: Path) -> None:
     before = reload.look(before)
     (tmp_path / "ostler.toml").touch()
     assert reload.difference(before, reload.look(before)) == "ostler.toml"
+
+
+def test_how_a_node_ended_is_said_in_words() -> None:
+    assert (reload.ended_by(-9), reload.ended_by(2)) == ("killed by SIGKILL", "exit code 2")

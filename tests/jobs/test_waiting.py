@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ostler.jobs.waiting import Facts, explain, reason
+from ostler.jobs.waiting import Facts, explain, leaving, reason
 from ostler.store import Store, now_ms
 from ostler.store.limits import QueueLimit
 from ostler.store.rows import NewJob
@@ -135,3 +135,16 @@ def test_jobs_in_a_queue_that_nobody_serves_are_named_in_the_log_and_make_health
     )  # the first as soon as upkeep has parked it
     ostler(node, "cancel", "--queue", "gone")
     until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "health to be well again")
+
+
+def test_a_running_job_that_was_cancelled_says_when_it_is_killed() -> None:
+    events = [{"name": "cancel:requested", "at": 5000}]
+    job = {"status": "processing", "cancel_requested": True, "events": events}
+    assert leaving(job, 7000, 10.0) == {
+        "reason": "cancelling",
+        "text": "it was asked to stop, and is killed in 8 s unless it ends first (cancel_grace)",
+        "until": 15_000,
+    }
+    assert "is being killed" in (leaving(job, 16_000, 10.0) or {})["text"]
+    assert leaving({**job, "status": "cancelled"}, 7000, 10.0) is None
+    assert leaving({**job, "cancel_requested": False}, 7000, 10.0) is None

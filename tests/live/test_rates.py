@@ -51,7 +51,8 @@ def test_nothing_counted_is_no_percentile() -> None:
         (1, [4.0], 10.0, 1, None, 16.0),  # behind a busy worker
         (1, [4.0], 10.0, 2, None, 10.0),  # beside one
         (0, [4.0], 10.0, 2, None, 6.0),
-        (0, [25.0], 10.0, 1, None, 0.0),  # longer than usual: any moment
+        (0, [15.0], 10.0, 1, None, 0.0),  # longer than usual: any moment
+        (0, [25.0], 10.0, 1, None, None),  # much longer: nobody knows
         (1, [25.0], 10.0, 1, None, 10.0),
         (0, [1.0, 0.0, 0.0], 10.0, 1, None, 30.0),  # claims behind the running one wait
         (100, [], 0.01, 4, 2.0, 50.0),  # the rate is what holds back

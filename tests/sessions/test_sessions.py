@@ -195,7 +195,10 @@ def test_what_the_registry_has_lost_is_put_back_when_a_client_needs_it(node: Nod
 def test_a_pause_of_all_counts_for_sessions_and_one_is_over_also_for_a_pool_whose_worker_has_gone_meanwhile(
     node: Node,
 ) -> None:
+    status, told = node.post("/api/v1/pools/plane/pause")
+    assert (status, "cannot be paused" in told["error"]["message"]) == (409, True)
     assert node.post("/api/v1/workers/pause")[0] == 200
+    assert "plane" not in node.get("/api/v1/health")[1]["paused"]
     assert refusal(node, "program", "?wait=0.2")[0] == 503
     assert node.post("/api/v1/workers/worker:program:0/drain")[0] == 200
     node.wait_status("worker:program:0", "stopped")

@@ -48,7 +48,10 @@ def node(tmp_path_factory):
         ({"task": "add", "args": {"a": 1}, "timeout": 0}, 422, "BAD_ARGUMENTS", "timeout must be more than 0"),
         ({"task": "add", "args": {"a": 1}, "attempts": 0}, 422, "BAD_ARGUMENTS", "attempts must be"),
         ({"task": "add", "args": {"a": 1}, "delay": -3}, 422, "BAD_ARGUMENTS", "delay"),
-        ({"task": "add", "args": {"a": 1}, "wrong": 1}, 422, "BAD_ARGUMENTS", "wrong"),
+        ({"task": "add", "args": {"a": 1}, "wrong": 1}, 422, "BAD_ARGUMENTS", "no field 'wrong'; known: task, args"),
+        ({"task": "add", "args": {"a": 1}, "retries": 3}, 422, "BAD_ARGUMENTS", "use attempts=4"),
+        ({"task": "add", "kwargs": {"a": 1}}, 422, "BAD_ARGUMENTS", "did you mean args?"),
+        ({"task": "add", "args": {"a": 1}, "delay": "5m"}, 422, "BAD_ARGUMENTS", 'delay must be a number, found "5m"'),
         (b"not json", 422, "BAD_ARGUMENTS", "not JSON"),
         (b'{"task": "add", "args": {"a": NaN}}', 422, "BAD_ARGUMENTS", "NaN is not JSON"),
         (b"[1]", 422, "BAD_ARGUMENTS", "must be an object"),
@@ -139,6 +142,10 @@ def test_listing_filters_and_pages(node: Node) -> None:
     assert page["next"] == ids[-2]
     following = node.get(f"/api/v1/jobs?queue=other&status=done&limit=2&cursor={page['next']}")[1]
     assert [j["id"] for j in following["jobs"]] == [ids[2], ids[1]]
+    for path in ("jobs", "calls", "sessions", "incidents", f"jobs/{ids[0]}/events", f"jobs/{ids[0]}/artifacts"):
+        status, told = node.get(f"/api/v1/{path}?outcomes=failed")
+        assert (status, "no query parameter 'outcomes'" in told["error"]["message"]) == (422, True)
+    assert "did you mean status?" in node.get("/api/v1/jobs?state=failed")[1]["error"]["message"]
 
 
 def test_info_health_and_docs(node: Node) -> None:

@@ -246,6 +246,7 @@ def test_a_running_job_is_cancelled_by_clicking(node: Node, page: Page) -> None:
     node.wait_running(job)
     opened(page, node, f"#/jobs/{job}")
     page.get_by_role("button", name="Cancel", exact=True).click()
+    expect(page.locator("dialog").get_by_role("button", name="Keep it running")).to_be_focused()
     page.keyboard.press("Escape")  # means no
     assert node.job(job)["status"] == "processing"
     page.get_by_role("button", name="Cancel", exact=True).click()
@@ -351,7 +352,13 @@ def test_a_job_is_stored_from_the_page_and_a_mistake_is_said_where_it_was_made(n
     opened(page, node, "#/jobs")
     page.get_by_role("button", name="New job").click()
     form = page.locator("dialog")
+    expect(form).to_be_visible()
+    page.goto(f"{node.url}/#/workers")
+    expect(form).to_have_count(0)
+    page.goto(f"{node.url}/#/jobs")
+    page.get_by_role("button", name="New job").click()
     form.get_by_label("Task").select_option("add")
+    expect(form).to_contain_text("add(a: int, b: int = 1)")
     form.get_by_label("Arguments").fill('{"a": "seven"}')
     form.get_by_role("button", name="Enqueue").click()
     expect(form.get_by_role("alert")).to_contain_text("a")

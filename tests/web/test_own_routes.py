@@ -5,9 +5,15 @@ from __future__ import annotations
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
+from fastapi import FastAPI, Query
 
+from ostler import ConfigError, load
+from ostler.check import check_routes
+from ostler.config import Settings
+from ostler.web import described
 from tests.harness import call
 
 APP = """
@@ -51,6 +57,10 @@ def routes(node):
     async def tea():
         raise HTTPException(418, {"field": "pot"}, headers={"X-Why": "tea"})
 
+    @router.get("/broken")
+    async def broken():
+        raise LookupError("a bug of mine")
+
     @router.get("/job/{job}")
     async def look(job: int):
         return await node.job(job)
@@ -66,7 +76,8 @@ def routes(node):
 def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_node, tmp_path: Path) -> None:
     file = tmp_path / "routes.py"
     file.write_text(APP)
-    url = make_node(app=file, OSTLER_WORKERS="1").url  # its data directory and port are flags, which the app cannot see
+    node = make_node(app=file, OSTLER_WORKERS="1")
+    url = node.url  # its data directory and port are flags, which the app cannot see
     status, job = call(url, "POST", "/by-node?n=4")
     assert (status, job["task"], job["priority"]) == (200, "double", 3)
     assert call(url, "GET", f"/result/{job['id']}") == (200, 8)
@@ -97,3 +108,47 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
     assert (tea.value.code, tea.value.headers["X-Why"]) == (418, "tea")
     assert tea.value.read() == b'{"detail":{"field":"pot"}}'
     tea.value.close()
+    status, told = call(url, "GET", "/broken")
+    assert (status, told["error"]["message"][:35]) == (500, "GET /broken failed with LookupError")
+    assert call(url, "GET", "/busy")[0] == 429  # whatever the server logged of the one before is there
+    assert node.log().count("LookupError: a bug of mine") == 1
+
+
+FUTURE = """
+from __future__ import annotations
+from ostler import Ostler
+app = Ostler()
+@app.web
+def routes(node):
+    from fastapi import APIRouter, UploadFile
+    router = APIRouter()
+    @router.post("/photos")
+    async def upload(photo: UploadFile): ...
+    return router
+"""
+
+
+def test_a_route_whose_annotations_fastapi_cannot_find_is_refused_with_its_line(tmp_path: Path) -> None:
+    file = tmp_path / "desk.py"
+    file.write_text(FUTURE)
+    app = load(str(file))
+    with pytest.raises(
+        ConfigError, match=r"route /photos: upload \(desk\.py, line 9\) .* import UploadFile at the top"
+    ):
+        check_routes(Settings(), app)
+    file.with_name("other.py").write_text(FUTURE.replace("from __future__ import annotations", ""))
+    check_routes(Settings(), load(str(file.with_name("other.py"))))
+
+
+def test_a_route_that_cannot_be_described_does_not_break_the_description_of_the_others() -> None:
+    app = FastAPI()
+    described.install(app, {})
+
+    @app.get("/fine")
+    async def fine() -> int:
+        return 1
+
+    @app.get("/odd")
+    async def odd(of: Annotated[Any, Query(json_schema_extra=lambda schema: 1 / 0)] = None) -> None: ...
+
+    assert [*app.openapi()["paths"]] == ["/fine"]

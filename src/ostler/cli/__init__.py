@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
@@ -42,6 +43,18 @@ _COMMANDS = {
     "doctor": "doctor",
     "migrate": "migrate",
 }
+# what other queues call it
+_HABITS = {
+    "worker": "`ostler up APP` to start a node with its workers, `ostler workers` to list them",
+    **dict.fromkeys(
+        ("beat", "scheduler"), "`ostler up APP` (the node runs schedules itself), `ostler schedules` to list them"
+    ),
+    **dict.fromkeys(("start", "run", "serve", "runserver", "dev"), "`ostler up APP`"),
+    **dict.fromkeys(("flower", "dashboard", "monitor"), "`ostler top`, or the dashboard at the node's address"),
+    **dict.fromkeys(("status", "inspect", "ping"), "`ostler health`, `ostler workers`"),
+    **dict.fromkeys(("purge", "empty", "revoke"), "`ostler cancel --queue NAME`, `ostler cancel ID`"),
+    **dict.fromkeys(("requeue", "redrive"), "`ostler retry ID`, `ostler retry --queue NAME`"),
+}
 
 
 class _Group(click.Group):
@@ -54,6 +67,15 @@ class _Group(click.Group):
         module = importlib.import_module(f"ostler.cli.{_COMMANDS[name]}")
         command: click.Command = getattr(module, name)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            hint = _HABITS.get(args[0]) or ", ".join(difflib.get_close_matches(args[0], _COMMANDS, 2))
+            raise click.UsageError(f"{error.message}{f' Try: {hint}' if hint else ''}", ctx) from None
 
 
 @click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})

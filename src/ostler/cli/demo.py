@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from ostler import config
+from ostler import config, extras
 from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.config import Settings
@@ -24,25 +24,33 @@ from ostler.errors import ConfigError, OstlerError
 _VIDEOS = {1: "960x540", 2: "1280x720", 3: "854x480"}
 _SECONDS = 20
 _CUTS = ((1, 1.3, 11.3), (2, 0.7, 8.7), (3, 2.2, 14.2), (1, 6.1, 16.1), (2, 8.4, 16.4), (3, 0.0, 8.0))
+_STEPS = (20, 15, 15, 10)
 _PATIENCE = 180.0
+_LAST = 8  # lines of the log of a node that did not start
 _MARK = "made-by-demo"  # a directory without this is never deleted
 
 
 @click.command()
-@click.argument("what", type=click.Choice(["clips", "models", "browsers", "music"]), default="clips")
+@click.argument("what", type=click.Choice(["clips", "jobs", "models", "browsers", "music"]), required=False)
 @click.option(
     "--data", default=".ostler-demo", show_default=True, metavar="DIR", help="Its data directory; recreated each time."
 )
 @click.option("--port", default=0, help="Port to listen on (default: any free port).")
-def demo(what: str, data: str, port: int) -> None:
-    """Show Ostler at work: cut video clips, kill a worker with SIGKILL, and watch the recovery.
+def demo(what: str | None, data: str, port: int) -> None:
+    r"""Show Ostler at work: run jobs, kill a worker with SIGKILL, and watch the recovery.
 
-    `models`: call real models cold and warm, let two share a GPU that only fits one, kill one during a call.
-    `browsers`: open pages through the browser grid while a worker is replaced, then kill a browser during a session.
-    `music`: scan, tag, calibrate and search a small music library, and kill a worker while it tags.
+    \b
+    clips     cut video clips (the default, where the extra `clips` is installed)
+    jobs      jobs that only wait (the default otherwise)
+    models    call real models cold and warm, let two share a GPU that only fits one, kill one during a call
+    browsers  open pages through the browser grid while a worker is replaced, then kill a browser during a session
+    music     scan, tag, calibrate and search a small music library, and kill a worker while it tags
 
     In a terminal the node keeps running until Ctrl-C; otherwise it stops by itself.
     """
+    chosen = what or _possible()
+    if chosen in _NEEDS:
+        _NEEDS[chosen]()
     folder = Path(data)
     known = config.load({"data": data, "port": port})
     if node_url(known):
@@ -54,84 +62,112 @@ def demo(what: str, data: str, port: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     (folder / _MARK).touch()
-    if what == "models":
-        _models(known, folder, port)
-        return
-    if what == "browsers":
-        _browsers(known, folder, port)
-        return
-    if what == "music":
-        _music(known, folder, port)
-        return
+    _DEMOS[chosen](known, folder, port)
+    print("the node has stopped; nothing is left running")
+
+
+def _need_clips() -> None:
+    from ostler.apps.clips.media import check_installed  # noqa: PLC0415
+    from ostler.apps.clips.rules import Rules  # noqa: PLC0415
+
+    check_installed(Rules.from_environment({}))
+
+
+def _possible() -> str:
+    """The demo to show where none is named."""
+    try:
+        _need_clips()
+    except ConfigError:
+        print(f"this demo runs jobs that only wait; to see video clips cut instead: {extras.command('clips')}")
+        return "jobs"
+    return "clips"
+
+
+_NEEDS: dict[str, Callable[[], None]] = {
+    "clips": _need_clips,
+    "browsers": lambda: extras.require("browsers", "this demo"),
+    "music": lambda: extras.require("music", "this demo"),
+}
+
+
+def _clips(known: Settings, folder: Path, port: int) -> None:
     videos = (folder / "videos").absolute()
     videos.mkdir()
-    with _node(folder, port, "ostler.apps.clips", {"OSTLER_CLIPS_ROOTS": str(videos)}) as node:
-        _make_videos(videos)
-        url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
-        _until(lambda: _healthy(known), node, "its workers")
+    _make_videos(videos)
+    with _served(known, folder, port, "ostler.apps.clips", {"OSTLER_CLIPS_ROOTS": str(videos)}) as (node, url):
         wanted = [{"source": str(videos / f"sample{n}.mp4"), "start": start, "end": end} for n, start, end in _CUTS]
         jobs = [client.request(known, "POST", "/api/v1/clips", cut)["id"] for cut in wanted]
         killed = _follow(known, jobs, node)
         _summary(known, jobs, killed, folder)
-        if sys.stdout.isatty():
-            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or try in another terminal:")
-            again = f"enqueue clip source={videos}/sample2.mp4 start=3 end=15 --watch"
-            for line in ("top", "events", again, "jobs"):
-                print(f"  {_own_name()} {line} --data {folder}")
-            with contextlib.suppress(KeyboardInterrupt):
-                node.wait()
-    print("the node has stopped; nothing is left running")
+        again = f"enqueue clip source={videos}/sample2.mp4 start=3 end=15 --watch"
+        _stay(node, f"Look at {url}/", *_typed(folder, "top", "events", again, "jobs"))
+
+
+def _jobs(known: Settings, folder: Path, port: int) -> None:
+    with _served(known, folder, port, "ostler.apps.steps", {}) as (node, url):
+        wanted = [{"task": "work", "args": {"steps": steps}} for steps in _STEPS]
+        jobs = [client.request(known, "POST", "/api/v1/jobs", job)["id"] for job in wanted]
+        killed = _follow(known, jobs, node)
+        _summary(known, jobs, killed, folder)
+        _stay(node, f"Look at {url}/", *_typed(folder, "top", "events", "enqueue work steps=50 --watch", "jobs"))
 
 
 def _models(known: Settings, folder: Path, port: int) -> None:
     from ostler.cli import demo_models  # noqa: PLC0415
 
-    with _node(folder, port, demo_models.TARGET, demo_models.prepare(folder)) as node:
-        url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
-        _until(lambda: _healthy(known), node, "its workers")
+    with _served(known, folder, port, demo_models.TARGET, demo_models.prepare(folder)) as (node, url):
         demo_models.run(known, folder)
-        if sys.stdout.isatty():
-            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or call it yourself:")
-            body = '{"payload": {"texts": ["hello"]}}'
-            print(f"  curl {url}/api/v1/calls/embedding -H 'content-type: application/json' -d '{body}'")
-            with contextlib.suppress(KeyboardInterrupt):
-                node.wait()
-    print("the node has stopped; nothing is left running")
+        body = '{"payload": {"texts": ["hello"]}}'
+        again = f"curl {url}/api/v1/calls/embedding -H 'content-type: application/json' -d '{body}'"
+        _stay(node, f"Look at {url}/", again)
 
 
 def _browsers(known: Settings, folder: Path, port: int) -> None:
     from ostler.cli import demo_browsers  # noqa: PLC0415
 
-    with _node(folder, port, demo_browsers.TARGET, demo_browsers.prepare()) as node:
-        url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
-        _until(lambda: _healthy(known), node, "its workers")
+    with _served(known, folder, port, demo_browsers.TARGET, demo_browsers.prepare()) as (node, url):
         demo_browsers.run(known, url, folder)
-        if sys.stdout.isatty():
-            print(f"\nThe node stays up until Ctrl-C. Look at {url}/, or connect to it:")
-            print(f'  playwright.chromium.connect("{url.replace("http", "ws", 1)}/sessions/{demo_browsers.POOL}")')
-            with contextlib.suppress(KeyboardInterrupt):
-                node.wait()
-    print("the node has stopped; nothing is left running")
+        address = f"{url.replace('http', 'ws', 1)}/sessions/{demo_browsers.POOL}"
+        _stay(node, f"Look at {url}/", f'playwright.chromium.connect("{address}")')
 
 
 def _music(known: Settings, folder: Path, port: int) -> None:
     from ostler.cli import demo_music  # noqa: PLC0415
 
-    with _node(folder, port, demo_music.TARGET, demo_music.prepare(folder)) as node:
-        url = _until(lambda: node_url(known), node, "the node to start")
-        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log")
-        _until(lambda: _healthy(known), node, "its workers")
+    with _served(known, folder, port, demo_music.TARGET, demo_music.prepare(folder)) as (node, url):
         demo_music.run(known, folder)
-        if sys.stdout.isatty():
-            print(f"\nThe node stays up until Ctrl-C. Look at {url}/music, or try in another terminal:")
-            for line in ("music status", "music search instrumental", "music calibrate music --dry-run"):
-                print(f"  {_own_name()} {line} --data {folder}")
-            with contextlib.suppress(KeyboardInterrupt):
-                node.wait()
-    print("the node has stopped; nothing is left running")
+        lines = ("music status", "music search instrumental", "music calibrate music --dry-run")
+        _stay(node, f"Look at {url}/music", *_typed(folder, *lines))
+
+
+_DEMOS = {"clips": _clips, "jobs": _jobs, "models": _models, "browsers": _browsers, "music": _music}
+
+
+@contextlib.contextmanager
+def _served(
+    known: Settings, folder: Path, port: int, target: str, variables: dict[str, str]
+) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """A node whose workers are healthy, and its URL."""
+    with _node(folder, port, target, variables) as node:
+        url = _until(lambda: node_url(known), node, "the node to start", folder)
+        print(f"a node is up; dashboard: {url}/ (API: {url}/docs), data in {folder}/, log in {folder}/node.log\n")
+        _until(lambda: _healthy(known), node, "its workers", folder)
+        yield node, url
+
+
+def _typed(folder: Path, *commands: str) -> list[str]:
+    return [f"{_own_name()} {command} --data {folder}" for command in commands]
+
+
+def _stay(node: subprocess.Popen[bytes], look: str, *lines: str) -> None:
+    """In a terminal, keep the node until Ctrl-C."""
+    if not sys.stdout.isatty():
+        return
+    print(f"\nThe node stays up until Ctrl-C. {look}, or try in another terminal:")
+    for line in lines:
+        print(f"  {line}")
+    with contextlib.suppress(KeyboardInterrupt):
+        node.wait()
 
 
 @contextlib.contextmanager
@@ -180,15 +216,20 @@ def _make_videos(folder: Path) -> None:
         subprocess.run([program, "-nostdin", "-y", "-loglevel", "error", *inputs, *codecs, str(to)], check=True)
 
 
-def _until(found: Callable[[], Any], node: subprocess.Popen[bytes], what: str) -> Any:
+def _until(found: Callable[[], Any], node: subprocess.Popen[bytes], what: str, folder: Path) -> Any:
     deadline = time.monotonic() + 60
+    log = folder / "node.log"
     while time.monotonic() < deadline:
         if node.poll() is not None:
-            raise ConfigError(f"the node ended with code {node.returncode} while waiting for {what}; see its node.log")
+            lines = log.read_text("utf-8", "replace").strip().splitlines()[-_LAST:]
+            end = "\n".join(f"  {line}" for line in lines)
+            raise ConfigError(
+                f"the node ended with code {node.returncode} while waiting for {what}; the end of {log}:\n{end}"
+            )
         if value := found():
             return value
         time.sleep(0.05)
-    raise ConfigError(f"gave up after waiting 60 s for {what}; see node.log")
+    raise ConfigError(f"gave up after waiting 60 s for {what}; see {log}")
 
 
 def _healthy(known: Settings) -> bool:
@@ -261,14 +302,14 @@ def _summary(known: Settings, jobs: list[int], killed: dict[str, Any] | None, fo
             else ""
         )
         clip = job["result"]
-        what = (
-            f"{clip['seconds']:.1f} s, {clip['bytes'] / 1e6:.1f} MB, {clip['mode']}"
-            if clip
-            else (job["error"] or {}).get("message", "")
-        )
-        where = f"{folder}/results/{clip['key']}" if clip else ""
-        rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, what, where))
-    show.table((">job", "status", ">attempt", ">crashes", ">last run", "clip", "where"), rows, "no jobs")
+        if isinstance(clip, dict):
+            what = (
+                f"{clip['seconds']:.1f} s, {clip['bytes'] / 1e6:.1f} MB, {clip['mode']}, {folder}/results/{clip['key']}"
+            )
+        else:
+            what = clip or (job["error"] or {}).get("message", "")
+        rows.append((job["id"], show.state(job["status"]), job["attempt"], job["crashes"], took, what))
+    show.table((">job", "status", ">attempt", ">crashes", ">last run", "result"), rows, "no jobs")
     if killed:
         job = next(j for j in found if j["id"] == killed["job"])
         print(f"\nThe timeline of job {job['id']}, whose worker was killed:")

@@ -82,10 +82,8 @@ class _Story:
         self._done = self._failed = 0
 
     async def run(self) -> None:
-        try:
-            from playwright.async_api import async_playwright  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError("this demo needs Playwright: pip install 'ostler[browsers]'") from None
+        from playwright.async_api import async_playwright  # noqa: PLC0415
+
         async with async_playwright() as playwright:
             print(f"\n1. {_SESSIONS} sessions at {self._address}, {_AT_ONCE} at once; a worker is recycled meanwhile")
             numbers = iter(range(1, _SESSIONS + 1))

@@ -14,14 +14,15 @@ from typing import Any
 import click
 
 from ostler.calls.address import node_url
+from ostler.calls.model import seconds
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
-from ostler.errors import BadArguments, OstlerError
+from ostler.errors import BadArguments, ConfigError, OstlerError
 from ostler.jobs import kinds
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
-from ostler.jobs.waiting import explain
+from ostler.jobs.waiting import explain, leaving
 from ostler.store import Store, now_ms
 from ostler.store.database import place
 
@@ -45,13 +46,28 @@ class _Moment(click.ParamType[int]):
             self.fail(f"{value!r} is neither a time such as 2026-01-31T09:30, with or without a zone, nor milliseconds UTC", param, ctx)  # fmt: skip
 
 
+class _Seconds(click.ParamType[float]):
+    """A duration: seconds, or a number with a unit."""
+
+    name = "duration"
+
+    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        try:
+            return seconds(value, "it")
+        except ConfigError:
+            self.fail(f"{value!r} is neither a number of seconds nor a duration such as 5m or 2h", param, ctx)
+
+
 def _job_options(function: Any) -> Any:
     for name, option in reversed(OPTIONS.items()):
         flag = f"--{name.replace('_', '-')}"
-        kind, wanted = (
-            (_Moment(), "ISO 8601, or milliseconds UTC") if name == "run_at" else (option.kind, option.wanted)
-        )
-        doc = "Not before this time" if name == "run_at" else f"{option.doc[0].upper()}{option.doc[1:]}"
+        kind, wanted = {
+            "run_at": (_Moment(), "ISO 8601, or milliseconds UTC"),
+            "delay": (_Seconds(), "seconds, or 5m"),
+            "timeout": (_Seconds(), "seconds, or 5m"),
+            "unique_for": (_Seconds(), "seconds, or 5m"),
+        }.get(name, (option.kind, option.wanted))
+        doc = f"{option.doc[0].upper()}{option.doc[1:]}"
         function = click.option(flag, name, type=kind, help=f"{doc} ({wanted}).")(function)
     return function
 
@@ -115,6 +131,8 @@ def pairs(given: tuple[str, ...], parameters: list[dict[str, Any]]) -> dict[str,
         key, equals, text = pair.partition("=")
         if not equals or not key:
             raise BadArguments(f"{pair!r} is not of the form key=value")
+        if key in values:
+            raise BadArguments(f"{key!r} is given twice")
         kind = types.get(key, "any")
         try:
             value = text if kind == "str" else json.loads(text)
@@ -180,10 +198,10 @@ def jobs(
 
 def _row(job: dict[str, Any]) -> tuple[Any, ...]:
     progress = "" if job["progress"] is None else f"{job['progress']:.0f} %"
-    stage = job["stage"] or ""
+    stage = (job["stage"] or "") if job["status"] != "done" else ""
     if job["status"] == "queued" and (job["run_at"] or 0) > now_ms():
         stage = f"runs in {show.span((job['run_at'] - now_ms()) / 1000)}"
-    row = job["id"], job["task"], job["queue"], show.state(job["status"]), _attempt(job), progress
+    row = job["id"], job["task"], job["queue"], show.state(_status(job)), _attempt(job), progress
     return *row, show.ago(job["created_at"]), stage[:40], _last_error(job)
 
 
@@ -195,6 +213,11 @@ def _last_error(job: dict[str, Any]) -> str:
         "" if job["error"]["code"] in ("ERROR", "RETRIES_EXHAUSTED", "CRASH", "RETRY") else f"{job['error']['code']}: "
     )
     return f"{code}{job['last_error']}"[:80]
+
+
+def _status(job: dict[str, Any]) -> str:
+    """A running job that was cancelled is not simply running."""
+    return "cancelling" if job["status"] == "processing" and job["cancel_requested"] else str(job["status"])
 
 
 def _attempt(job: dict[str, Any]) -> str:
@@ -209,16 +232,18 @@ def _waiting(known: Settings, opened: Store, job: int) -> dict[str, Any] | None:
             return found
     where = place(known.store, known.data_dir)
     # None runs here: no heartbeat counts, however young.
-    return explain(opened, job, now_ms(), nobody=not opened.db.shared, where=where)
+    return leaving(opened.jobs.get(job), now_ms(), known.cancel_grace) or explain(
+        opened, job, now_ms(), nobody=not opened.db.shared, where=where
+    )
 
 
 def _detail(job: dict[str, Any]) -> None:
     console = show.console()
     crashes = f", {job['crashes']} of its runs crashed" if job["crashes"] else ""
     counted = f"  attempt {_attempt(job)}{crashes}"
-    console.print(f"job {job['id']}  {job['task']}  ", show.state(job["status"]), counted, sep="")
+    console.print(f"job {job['id']}  {job['task']}  ", show.state(_status(job)), counted, sep="")
     for key in ("queue", "worker", "node", "args", "progress", "stage", "result"):
-        if job[key] not in (None, ""):
+        if job[key] not in (None, "") and not (key == "stage" and job["status"] == "done"):
             value = round(job[key], 1) if key == "progress" else job[key]
             console.print(f"  {key:<9}{value if isinstance(value, str) else json.dumps(value)}")
     if waiting := job.get("waiting_for"):
@@ -330,7 +355,9 @@ def _chosen(jobs: tuple[int, ...], filters: dict[str, Any]) -> dict[str, Any]:
 @_filter
 @where
 def cancel(known: Settings, jobs: tuple[int, ...], **filters: Any) -> None:
-    """Cancel jobs by id, or all that match a filter. Running jobs are asked to stop, then killed."""
+    """Cancel jobs by id, or all that match a filter. A running job is asked to stop. If it has not ended 10 seconds later
+    (the setting `cancel_grace`), it is killed along with everything it has started.
+    """
     given = _chosen(jobs, filters)
     cancel_ = _cancel_by_node if node_url(known) else _cancel_in_store
     found = False

@@ -32,14 +32,25 @@ _ENDED = ("done", "failed", "cancelled")
 @click.option("--raw", is_flag=True, help="Print control characters unchanged; they can affect your terminal.")
 @where
 def logs(known: Settings, worker: str | None, job: int | None, follow: bool, lines: int, raw: bool) -> None:
-    """Show the last output of WORKER (such as worker:tag:0 or n2/worker:tag:0) or of a job. Logs of other nodes are read over HTTP."""
+    """Show the last output of WORKER (such as worker:tag:0 or n2/worker:tag:0), of the workers of a pool, or of a job.
+
+    Logs of other nodes are read over HTTP.
+    """
     if (worker is None) == (job is None):
         raise BadArguments("name a worker, such as worker:tag:0, or a job with --job ID")
-    node, subject = _place(known, str(worker)) if job is None else _place_of_job(known, job)
-    if node is None:
-        _print_file(known, subject, lines, raw, follow=follow, job=job)
-    else:
-        _print_far(known, node, subject, lines, raw, follow=follow, job=job)
+    if worker is not None and worker.isdigit():
+        raise BadArguments(f"{worker} is not a worker; what job {worker} printed: ostler logs --job {worker}")
+    names = [str(worker)] if job is not None else _named(known, str(worker))
+    if follow and len(names) > 1:
+        raise BadArguments(f"--follow follows one worker; name one of {', '.join(names)}")
+    for name in names:
+        if len(names) > 1:
+            _say(name)
+        node, subject = _place(known, name) if job is None else _place_of_job(known, job)
+        if node is None:
+            _print_file(known, subject, lines, raw, follow=follow, job=job)
+        else:
+            _print_far(known, node, subject, lines, raw, follow=follow, job=job)
 
 
 def _print_file(known: Settings, subject: str, lines: int, raw: bool, *, follow: bool, job: int | None) -> None:
@@ -88,6 +99,17 @@ def _print(lines: list[str], raw: bool) -> None:
     for line in lines:
         print(line if raw else show.harmless(line))
     sys.stdout.flush()
+
+
+def _named(known: Settings, name: str) -> list[str]:
+    """The workers that are meant: of a pool, all of them."""
+    if ":" in name:
+        return [name]
+    if not is_postgres(known.store) and "/" not in name:
+        found = [path.stem.rpartition("-") for path in worker_log(known.data_dir, name, 0).parent.glob("*.log")]
+        return sorted(f"worker:{pool}:{number}" for pool, _, number in found if pool == name) or [name]
+    with client.open_store(known) as opened:
+        return [worker["name"] for worker in fleet.read(opened).several_named(name)]
 
 
 def _place(known: Settings, worker: str) -> tuple[dict[str, Any] | None, str]:

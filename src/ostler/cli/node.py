@@ -60,10 +60,11 @@ def up(
         {**flags, "data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file
     )
     if imports:
-        from ostler.check import check_app  # noqa: PLC0415
+        from ostler.check import check_app, check_routes  # noqa: PLC0415
         from ostler.cli import reload as reloading  # noqa: PLC0415
 
         check_app(settings, loaded, app)
+        check_routes(settings, loaded)
         print(reloading.imports())
         return
     for warning in config.strangers():
@@ -86,12 +87,13 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     """Check the settings and APP without starting anything."""
     loaded = apps.load(app)
     settings = loaded.settings({"data": data, "store": store, "pools": config.parse_pools(pools, "--pool")}, file)
-    from ostler.check import check_app, warnings  # noqa: PLC0415
+    from ostler.check import check_app, check_routes, warnings  # noqa: PLC0415
     from ostler.cli import show  # noqa: PLC0415
     from ostler.jobs import schedule, signature  # noqa: PLC0415
     from ostler.store import now_ms  # noqa: PLC0415
 
     check_app(settings, loaded, app)
+    check_routes(settings, loaded)
 
     def workers(pool: str) -> int | None:
         return settings.pool(pool, loaded.pools.get(pool)).workers

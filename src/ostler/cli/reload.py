@@ -83,8 +83,13 @@ def _await_change(
             return
         if not ended and nodes[-1].poll() is not None:
             ended = True
-            print("ostler: the node has ended; waiting for a change", flush=True)
+            print(f"ostler: the node has ended ({ended_by(nodes[-1].returncode)}); waiting for a change", flush=True)
         time.sleep(_EVERY)
+
+
+def ended_by(code: int) -> str:
+    """An exit code of a process in words."""
+    return f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
 
 
 def look(paths: Iterable[str]) -> Seen:
@@ -138,6 +143,8 @@ def _with_parent() -> None:
 
 def _end(node: subprocess.Popen[bytes]) -> None:
     """In order; the second signal stops what still runs."""
+    if node.poll() is None:
+        print(f"ostler: restarting the node; running jobs get {_FINISH:g} s to finish", flush=True)
     while node.poll() is None:
         node.terminate()
         try:

@@ -13,9 +13,10 @@ from ostler.calls.address import node_url
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
-from ostler.errors import NotFound
+from ostler.errors import Conflict, NotFound
 from ostler.lifecycle import ends
 from ostler.lifecycle.control import ALL
+from ostler.lifecycle.pauses import NO_PAUSE, PLANE
 from ostler.store import Store, fleet
 
 _ANSWER = 5.0  # seconds for which a node elsewhere is waited for
@@ -26,15 +27,18 @@ _ANSWER = 5.0  # seconds for which a node elsewhere is waited for
 @where
 @as_json
 def workers(known: Settings, worker: str | None, json_: bool) -> None:
-    """List the workers of all nodes with state, process, memory, current job and crashes; or show WORKER with its past exits."""
+    """List the workers of all nodes with state, process, memory, current job and crashes.
+
+    WORKER is a worker, which is shown with its past exits, or a pool.
+    """
     with client.open_store(known) as opened:
         found = fleet.read(opened)
-        if worker is not None:
-            row = found.worker(worker)
-            _one(opened, ends.shown(row), json_)
+        chosen = found.several_named(worker) if worker else found.workers
+        if worker is not None and worker.rpartition("/")[2] != chosen[0]["pool"]:
+            _one(opened, ends.shown(chosen[0]), json_)
             return
         enabled, paused = opened.meta.pauses()
-    rows = [{**ends.shown(row), "paused": not enabled or row["pool"] in paused} for row in found.workers]
+    rows = [{**ends.shown(row), "paused": not enabled or row["pool"] in paused} for row in chosen]
     running = client.is_running(known, found)
     if json_:
         show.as_json({"workers": rows, "node_running": running})
@@ -48,7 +52,7 @@ def workers(known: Settings, worker: str | None, json_: bool) -> None:
 def _row(w: dict[str, Any]) -> tuple[Any, ...]:
     rss = "" if w["rss_mb"] is None else f"{w['rss_mb']:.0f}"
     what = "paused" if w["paused"] else ""
-    if w["pool"] == "plane":
+    if w["pool"] == PLANE:
         what = "data plane: takes the connections of clients"
     if w["exit_text"] and w["status"] in ("crashed", "failed", "stopped"):
         what = w["exit_text"]
@@ -176,6 +180,8 @@ def _flag_in_store(known: Settings, pools: tuple[str, ...], *, paused: bool) -> 
         if unknown := set(pools) - {worker["pool"] for worker in found.workers}:
             known_pools = ", ".join(sorted({worker["pool"] for worker in found.workers})) or "none"
             raise NotFound(f"there is no pool {min(unknown)!r}; known: {known_pools}")
+        if paused and PLANE in pools:
+            raise Conflict(NO_PAUSE)
         flags = {f"pool_paused:{pool}": str(paused).lower() for pool in pools} or {
             "worker_enabled": str(not paused).lower()
         }

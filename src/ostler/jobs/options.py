@@ -26,12 +26,12 @@ class Option(NamedTuple):
 
 OPTIONS: dict[str, Option] = {
     "attempts": Option(int, "maximum number of attempts", "a whole number from 1 to 1000", 1, 1000),
-    "timeout": Option(float, "seconds after which its worker is killed", "more than 0 seconds", 1e-9, 1e9),
+    "timeout": Option(float, "how long a run may take before its worker is killed", "more than 0 seconds", 1e-9, 1e9),
     "priority": Option(int, "higher runs first", "a whole number from -1000000 to 1000000", -1_000_000, 1_000_000),
-    "delay": Option(float, "seconds from now", "a number of seconds from 0", 0, 1e9),
-    "run_at": Option(int, "not before this time, in milliseconds UTC", "milliseconds UTC as a whole number", 0, 10**14),
+    "delay": Option(float, "how long to wait before it may run", "a number of seconds from 0", 0, 1e9),
+    "run_at": Option(int, "not before this time", "milliseconds UTC as a whole number", 0, 10**14),
     "unique_key": Option(str, "at most one unfinished job of this task has this key", "text of 1 to 500 bytes", 1, 500),
-    "unique_for": Option(float, "how long the unique key is held, in seconds", "more than 0 seconds", 1e-3, 1e9),
+    "unique_for": Option(float, "how long the unique key is held", "more than 0 seconds", 1e-3, 1e9),
     "limit_key": Option(str, "at most limit_max jobs with this key run at once", "text of 1 to 500 bytes", 1, 500),
     "limit_max": Option(
         int, "how many jobs with the same limit_key run at once", "a whole number from 1", 1, 1_000_000

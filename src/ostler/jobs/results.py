@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
-from ostler import private
+from ostler import extras, private
 from ostler.errors import BadArguments, ConfigError, OstlerError
 
 _CHUNK = 1 << 20
@@ -224,7 +224,7 @@ class RemoteResults:
         try:
             import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415
         except ImportError:
-            raise ConfigError(f"results {url!r} needs fsspec: pip install 'ostler[storage]'") from None
+            raise ConfigError(f"results {url!r} needs fsspec: {extras.command('storage')}") from None
         self._fs: Any
         self._fs, self._root = fsspec.core.url_to_fs(url)
         self._parts = f"{self._root.rstrip('/')}/{_PARTS}"

@@ -1,4 +1,4 @@
-"""Why a queued job does not run yet: one answer for the API, the CLI and the job's page.
+"""Why a queued job does not run yet, and when a cancelled one is stopped: one answer for the API, the CLI and the job's page.
 
 `gather` reads the facts, `reason` decides. Pure but for the reading.
 """
@@ -55,7 +55,7 @@ def reason(f: Facts) -> dict[str, Any]:
         )
         return _because("no_task", text)
     if not f.workers:
-        text = f"no running node has workers for queue {f.queue!r}; give its pool workers, or, if the queue is new, restart the node"
+        text = f"no running node has workers for queue {f.queue!r}; start the node with --pool {f.queue}=2, or, if the queue is new, restart it"
         return _because("no_worker", text)
     if f.paused_all:
         return _because("paused", "all pools are paused; to resume: ostler resume")
@@ -98,6 +98,17 @@ def _in_line(f: Facts, able: int) -> dict[str, Any]:
 
 def _because(code: str, text: str, **more: Any) -> dict[str, Any]:
     return {"reason": code, "text": text, **more}
+
+
+def leaving(job: Mapping[str, Any], now: int, grace: float) -> dict[str, Any] | None:
+    """When a running job that was cancelled is stopped; None for others. `job` is its view, with the newest events."""
+    if job["status"] != "processing" or not job["cancel_requested"]:
+        return None
+    asked = [event["at"] for event in job["events"] if event["name"] == "cancel:requested"]
+    until = asked[-1] + round(grace * 1000) if asked else now
+    left = (until - now) / 1000
+    text = f"it was asked to stop, and is killed in {left:.0f} s unless it ends first (cancel_grace)"
+    return _because("cancelling", text if left > 0 else "it did not stop when asked, and is being killed", until=until)
 
 
 def explain(

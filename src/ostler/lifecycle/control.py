@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ostler.errors import BadArguments, Conflict, NotFound, OstlerError
+from ostler.lifecycle.pauses import NO_PAUSE, PLANE
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.supervisor import Supervisor
 from ostler.lifecycle.worker import Pool, Slot
@@ -40,7 +41,7 @@ class Control:
         slot = self.slot(component)
         if slot.status is Status.FAILED or (slot.status is Status.STOPPED and not slot.wanted):
             raise Conflict(f"{component} is {slot.status}; only a running worker can be drained")
-        if slot.pool.spec.tenant.kind == "plane":  # nobody could reach the node any more, not even to start it again
+        if slot.pool.spec.tenant.kind == PLANE:  # nobody could reach the node any more, not even to start it again
             raise Conflict(
                 f"{component} takes the connections of the node's clients, and cannot be drained; restart it"
             )
@@ -86,6 +87,9 @@ class Control:
 
     async def pause(self, pool: str | None) -> None:
         """The workers of the pool (None: all) stay alive, finish what they have, and take nothing new."""
+        found = self._supervisor.pools.get(pool) if pool else None
+        if found is not None and found.spec.tenant.kind == PLANE:
+            raise Conflict(NO_PAUSE)
         await self._supervisor.pauses.set(pool, paused=True)
 
     async def resume(self, pool: str | None) -> None:

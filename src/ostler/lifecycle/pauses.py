@@ -13,6 +13,12 @@ from ostler.lifecycle.worker import Pool
 from ostler.store.lanes import Lane
 
 ALL = "worker_enabled"
+PLANE = "plane"
+"""The pool of Ostler's own process, which takes the connections of clients. It is never paused."""
+NO_PAUSE = (
+    f"{PLANE} is Ostler's own process, which takes the connections of clients for calls and sessions, and cannot be paused; "
+    "pause the models or sessions themselves, or everything with `ostler pause`"
+)
 
 
 class Pauses:
@@ -28,6 +34,8 @@ class Pauses:
     def holds(self, pool: str) -> bool:
         """Whether workers of the pool take nothing new."""
         found = self._pools.get(pool)
+        if found is not None and found.spec.tenant.kind == PLANE:
+            return False
         return not self.enabled or (found is not None and found.paused)
 
     async def set(self, pool: str | None, *, paused: bool) -> None:

@@ -46,11 +46,14 @@ def eta(
     """Seconds until the last of the waiting and running jobs has ended.
 
     `elapsed`: how long each running job has run. `average`: of a run. `workers`: how many run at once. `rate`: the most that may
-    begin in a second. None when nobody can tell: no worker takes jobs, or no run was ever measured.
+    begin in a second. None when nobody can tell: no worker takes jobs, no run was ever measured, or the last job already runs much
+    longer than the others did.
     """
     if not pending and not elapsed:
         return 0.0
     if workers < 1 or average is None:
+        return None
+    if not pending and max(elapsed) > 2 * average + 1:
         return None
     left = sorted((max(0.0, average - e) for e in elapsed), reverse=True)
     # Claims that wait in a worker's hands count as waiting.

@@ -12,6 +12,7 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from ostler import extras
 from ostler.errors import ConfigError, RegistryAway
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ def client(url: str, patience: float) -> Redis:
         from redis.asyncio.retry import Retry  # noqa: PLC0415
         from redis.backoff import NoBackoff  # noqa: PLC0415
     except ImportError as error:
-        raise ConfigError(f"registry = {shown(url)!r} needs the package redis: pip install 'ostler[redis]'") from error
+        raise ConfigError(f"registry = {shown(url)!r} needs the package redis: {extras.command('redis')}") from error
     known = url.replace("valkey", "redis", 1) if url.startswith("valkey") else url
     try:
         # Each command is harmless when it is repeated, so one that finds its connection dead is sent again on another.

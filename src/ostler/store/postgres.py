@@ -21,6 +21,7 @@ from functools import cache
 from typing import Any
 from urllib.parse import urlsplit
 
+from ostler import extras
 from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
 from ostler.store import queries
 from ostler.store.database import address_of
@@ -29,7 +30,7 @@ try:
     import psycopg
     from psycopg.types.numeric import Int8Dumper
 except ImportError as missing:
-    raise ConfigError("a PostgreSQL store needs a driver: pip install 'ostler[postgres]'") from missing
+    raise ConfigError(f"a PostgreSQL store needs a driver: {extras.command('postgres')}") from missing
 
 log = logging.getLogger("ostler.store")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from fastapi import APIRouter, FastAPI
+from fastapi import FastAPI
 from starlette.middleware import Middleware
 
 import ostler
@@ -21,6 +21,7 @@ from ostler.web import (
     jobs,
     metrics,
     models,
+    own,
     pages,
     schedules,
     sessions,
@@ -32,7 +33,7 @@ from ostler.web.context import Context
 from ostler.web.extend import NodeApi
 
 
-def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = ()) -> FastAPI:
+def build(context: Context, routes: Sequence[own.Factory] = ()) -> FastAPI:
     """The ASGI app of one node, with the app's own routes."""
     app = FastAPI(
         title="Ostler",
@@ -61,7 +62,7 @@ def build(context: Context, routes: Sequence[Callable[[NodeApi], APIRouter]] = (
         artifacts,
         jobs,
     )
-    routers = [part.router(context) for part in parts] + [factory(NodeApi(context)) for factory in routes]
+    routers = [part.router(context) for part in parts] + own.routers(routes, NodeApi(context))
     described.close(routers)
     for router in routers:
         app.include_router(router)

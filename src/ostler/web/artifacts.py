@@ -29,7 +29,7 @@ from ostler.store.database import is_postgres
 from ostler.store.store import Store
 from ostler.web import ranges
 from ostler.web.context import Context
-from ostler.web.errors import answers, failure
+from ostler.web.errors import KNOWN_QUERY, answers, failure
 from ostler.web.jobs import ArtifactView, Id
 from ostler.web.ranges import Piece, Unsatisfiable
 from ostler.web.render import JSONResponse
@@ -68,7 +68,12 @@ class Source(NamedTuple):
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["artifacts"])
 
-    @routes.get("/jobs/{job}/artifacts", response_model=ArtifactPage, summary="What a job has published")
+    @routes.get(
+        "/jobs/{job}/artifacts",
+        response_model=ArtifactPage,
+        dependencies=KNOWN_QUERY,
+        summary="What a job has published",
+    )
     async def listing(
         job: Id,
         after: Annotated[str, Query(max_length=_KEY, description="the key of the last artifact that you have")] = "",

@@ -14,7 +14,7 @@ from pydantic import BaseModel, Field
 
 from ostler.errors import BadArguments, NotFound
 from ostler.web.context import Context
-from ostler.web.errors import answers
+from ostler.web.errors import KNOWN_QUERY, answers
 from ostler.web.models import ModelState
 from ostler.web.render import JSONResponse
 
@@ -201,7 +201,9 @@ class CallSeries(BaseModel):
 def router(context: Context) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", tags=["calls"])
 
-    @routes.get("/calls", response_model=CallPage, summary="Get the log of calls, newest first")
+    @routes.get(
+        "/calls", response_model=CallPage, dependencies=KNOWN_QUERY, summary="Get the log of calls, newest first"
+    )
     async def listing(
         task: Annotated[str | None, Query(max_length=200)] = None,
         model: Annotated[str | None, Query(max_length=200)] = None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,12 +11,13 @@ from fastapi import APIRouter, FastAPI
 from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from starlette.requests import Request
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import Receive, Scope, Send
 
 from ostler.plane.access import is_open
 from ostler.web.errors import ErrorBody, Problem, answers, not_allowed
 
+log = logging.getLogger("ostler.web")
 _SCHEMAS = "#/components/schemas/"
 _NAMES = {"listing": "list", "one": "get"}  # of our functions; the rest are verbs already
 _METHODS = frozenset({"get", "put", "post", "patch", "delete", "head", "options", "trace"})
@@ -67,18 +69,33 @@ def install(app: FastAPI, more: dict[str, Any]) -> None:
 
     def openapi() -> dict[str, Any]:
         if app.openapi_schema is None:
-            told = get_openapi(
-                title=app.title,
-                version=app.version,
-                description=app.description,
-                routes=app.routes,
-                tags=app.openapi_tags,
-            )
+            told = _told(app)
             told["paths"] = more | told["paths"]
             app.openapi_schema = _finished(told)
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
+
+
+def _told(app: FastAPI) -> dict[str, Any]:
+    def of(routes: Sequence[BaseRoute]) -> dict[str, Any]:
+        about = {"title": app.title, "version": app.version, "description": app.description, "tags": app.openapi_tags}
+        return get_openapi(routes=routes, **about)  # type: ignore[arg-type]
+
+    try:
+        return of(app.routes)
+    except Exception:  # noqa: BLE001  a route of an app's own must not break the description of the node's
+        fine = []
+        for route in app.routes:
+            try:
+                of([route])
+            except Exception as error:  # noqa: BLE001
+                log.warning(
+                    "%s is not in /openapi.json: %s: %s", getattr(route, "path", route), type(error).__name__, error
+                )
+            else:
+                fine.append(route)
+        return of(fine)
 
 
 def _finished(document: dict[str, Any]) -> dict[str, Any]:

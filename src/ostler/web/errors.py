@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import json
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,7 +18,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 
-from ostler.errors import OstlerError, StoreBusy
+from ostler import habits
+from ostler.errors import BadArguments, OstlerError, StoreBusy
 from ostler.web.render import JSONResponse
 
 log = logging.getLogger("ostler.web")
@@ -122,7 +126,12 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return failure(500, "INTERNAL", "something went wrong inside the node; its log has the details")
+        with contextlib.suppress(AttributeError):
+            error._logged = True  # type: ignore[attr-defined]  # noqa: SLF001
+        message = (
+            f"{request.method} {request.url.path} failed with {type(error).__name__}; the node's log has the details"
+        )
+        return failure(500, "INTERNAL", message)
 
 
 def _is_of_an_app(request: Request) -> bool:
@@ -131,10 +140,45 @@ def _is_of_an_app(request: Request) -> bool:
     return module.partition(".")[0] not in ("ostler", "fastapi", "starlette")
 
 
-def in_words(errors: Any) -> str:
-    """Pydantic's complaints as one sentence."""
-    parts = []
+async def _known_query(request: Request) -> None:
+    if not request.scope["query_string"]:
+        return
+    known = [str(field.alias) for field in request.scope["route"].dependant.query_params]
+    for name in request.query_params:
+        if name not in known and name != "token":  # which the gate has read
+            raise BadArguments(
+                f"{request.url.path} has no query parameter {name!r}{closest(name, known)}; known: {', '.join(known)}"
+            )
+
+
+KNOWN_QUERY = [Depends(_known_query)]
+"""`dependencies` of a route that lists: a filter that it does not know would silently list everything."""
+
+
+def closest(name: str, known: Iterable[str]) -> str:
+    """The end of a message about a name that is not known."""
+    found = difflib.get_close_matches(name, [*known], 1)
+    return f"; did you mean {found[0]}?" if found else ""
+
+
+def is_news(record: logging.LogRecord) -> bool:
+    """(a filter for the HTTP server's log) Whether a line tells something that was not logged here already."""
+    error = record.exc_info[1] if record.exc_info else None
+    return not getattr(error, "_logged", False)
+
+
+def in_words(errors: Any, fields: Collection[str] = ()) -> str:
+    """Pydantic's complaints as one sentence. `fields` are those of the object that is described."""
+    parts: dict[str, str] = {}
     for error in errors:
         where = ".".join(str(p) for p in error["loc"] if p not in ("body", "query", "path"))
-        parts.append(f"{where}: {error['msg'].lower()}" if where else error["msg"])
-    return "; ".join(parts)
+        name = str(error["loc"][-1]) if error["loc"] else ""
+        if error["type"] == "extra_forbidden" and fields:
+            hint = habits.option(name, error["input"]) or closest(name, fields)
+            parts[where] = f"there is no field {where!r}{hint}; known: {', '.join(fields)}"
+        elif name in ("int", "float"):  # each kind of number complains on its own
+            where = where.removesuffix(f".{name}")
+            parts[where] = f"{where} must be a number, found {json.dumps(error['input'], default=str)[:100]}"
+        else:
+            parts[where] = f"{where}: {error['msg'].lower()}" if where else error["msg"]
+    return "; ".join(parts.values())

@@ -12,6 +12,7 @@ from pydantic import BaseModel, Field
 
 import ostler
 from ostler.errors import StoreBusy
+from ostler.jobs import signature
 from ostler.live.condition import condition, unready
 from ostler.live.incidents import failed_lately
 from ostler.store import database, now_ms
@@ -87,6 +88,7 @@ class TaskView(BaseModel):
     priority: int
     policy: dict[str, Any]
     parameters: list[dict[str, Any]]
+    signature: str = Field(description="the parameters in words")
 
 
 class PageView(BaseModel):
@@ -199,7 +201,10 @@ def router(context: Context) -> APIRouter:
                     q: {s: n.get(s, 0) for s in ("queued", "scheduled", "processing", "failed", "cancelled")}
                     for q, n in sorted(queues.items())
                 },
-                "tasks": sorted(context.tasks.values(), key=lambda t: t["name"]),
+                "tasks": [
+                    {**task, "signature": signature.words(task["parameters"])}
+                    for task in sorted(context.tasks.values(), key=lambda t: t["name"])
+                ],
                 "pages": context.pages,
             }
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Collection
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Path, Query, Request
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, StrictFloat, StrictInt, Stric
 from ostler.errors import BadArguments, PayloadTooLarge
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
-from ostler.jobs.waiting import explain
+from ostler.jobs.waiting import explain, leaving
 from ostler.live.waiters import LONGEST
 from ostler.store import now_ms, views
 from ostler.store.artifacts import SHOWN
@@ -22,7 +23,7 @@ from ostler.store.rows import ENDED, JobStatus, NewJob
 from ostler.store.store import Store
 from ostler.web import body as bodies
 from ostler.web.context import Context
-from ostler.web.errors import answers, in_words
+from ostler.web.errors import KNOWN_QUERY, answers, in_words
 from ostler.web.render import JSONResponse
 
 _WAIT = Query(ge=0, le=LONGEST, description="seconds to wait for the job to end; 503 if too many requests already wait")
@@ -79,7 +80,10 @@ _ERRORS = Field(
     "8,000 characters of each traceback. `kind`: exception, timeout, crash, lost or cancelled"
 )
 _EVENTS = Field(description="the newest events; GET /api/v1/jobs/{job}/events returns all of them")
-_WAITING = Field(None, description="why a queued job is not running yet: `reason`, `text`, and the numbers behind them")
+_WAITING = Field(
+    None,
+    description="why a queued job is not running yet, or when a running one that was cancelled is killed: `reason`, `text`, and the numbers behind them",
+)
 _PUBLISHED: dict[str, Any] = {name: (kind, ...) for name, kind in views.ARTIFACT.items()}
 ArtifactView = create_model("ArtifactView", **_PUBLISHED)
 _ARTIFACTS = Field(description=f"the first {SHOWN} artifacts; GET /api/v1/jobs/{{job}}/artifacts returns all of them")
@@ -124,7 +128,7 @@ def router(context: Context) -> APIRouter:
         # Of a unique job that was there already, that one is shown, with 200.
         return JSONResponse({**job, "duplicate": not new}, 201 if new else 200, {"Location": f"/api/v1/jobs/{job_id}"})
 
-    @routes.get("", response_model=JobPage, summary="List jobs, newest first")
+    @routes.get("", response_model=JobPage, dependencies=KNOWN_QUERY, summary="List jobs, newest first")
     async def listing(
         status: JobStatus | None = None,
         queue: str | None = None,
@@ -167,12 +171,18 @@ def router(context: Context) -> APIRouter:
         held = context.dispatcher.pressure.reasons(time.monotonic())
 
         def read(store: Store) -> dict[str, Any]:
-            waiting = explain(store, job, now_ms(), limits=limits, held=held)
-            return {**store.jobs.get(job), "waiting_for": waiting}
+            found = store.jobs.get(job)
+            waiting = leaving(found, now_ms(), context.settings.cancel_grace)
+            return {**found, "waiting_for": waiting or explain(store, job, now_ms(), limits=limits, held=held)}
 
         return await context.glance.call(read)
 
-    @routes.get("/{job}/events", response_model=EventPage, summary="Get a job's timeline, oldest first")
+    @routes.get(
+        "/{job}/events",
+        response_model=EventPage,
+        dependencies=KNOWN_QUERY,
+        summary="Get a job's timeline, oldest first",
+    )
     async def events(
         job: Id,
         after: Annotated[int, Query(ge=0, le=LARGEST, description="the number of the last event that you have")] = 0,
@@ -189,7 +199,7 @@ def router(context: Context) -> APIRouter:
 
     @routes.post("/{job}/cancel", response_model=JobDetail, responses=answers(409), summary="Cancel a job")
     async def cancel(job: Id) -> JSONResponse:
-        """A queued job ends at once. A running one is asked first, then its process group gets SIGTERM and SIGKILL."""
+        """A queued job ends at once. A running one is asked first; `cancel_grace` seconds later (10) its process group gets SIGTERM and SIGKILL."""
         # The answer is read before the worker is told: it shows the request, not how fast the job heeded it.
         found, view = await context.writer.call(
             lambda store: (store.jobs.cancel(job, now_ms()), store.jobs.get(job)),
@@ -257,7 +267,12 @@ def parse(model: type[Model], data: bytes) -> Model:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise BadArguments(in_words(error.errors())) from error
+        raise BadArguments(in_words(error.errors(), _fields(model))) from error
+
+
+def _fields(model: type[BaseModel]) -> Collection[str]:
+    """What the object has that people write: of many jobs, that of one."""
+    return EnqueueRequest.model_fields if "jobs" in model.model_fields else model.model_fields
 
 
 def _no_constant(name: str) -> Any:

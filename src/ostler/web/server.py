@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import re
 import socket
@@ -15,6 +16,7 @@ import uvicorn
 
 from ostler.config import Settings, is_loopback
 from ostler.errors import ConfigError
+from ostler.web import errors
 from ostler.web.connections import Connection
 
 _ADVERTISED = re.compile(r"https?://[^/\s@?#]+(/[^\s?#]*)?")
@@ -29,6 +31,7 @@ class Server(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=Connection,
+                log_config=None,  # its lines are the node's, with a time
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
@@ -39,6 +42,7 @@ class Server(uvicorn.Server):
                 server_header=False,
             )
         )
+        logging.getLogger("uvicorn.error").addFilter(errors.is_news)
         self._sock = sock
         self._serving: asyncio.Task[None] | None = None
 

@@ -19,7 +19,7 @@ from ostler.sessions.shown import Sessions
 from ostler.store.store import Store
 from ostler.web.connections import PEER
 from ostler.web.context import Context
-from ostler.web.errors import answers
+from ostler.web.errors import KNOWN_QUERY, answers
 from ostler.web.render import JSONResponse
 from ostler.web.session_view import Views
 
@@ -179,7 +179,12 @@ def router(context: Context) -> APIRouter:
     views = Views()
     context.metrics.sessions.sessions = context.sessions
 
-    @routes.get("/sessions", response_model=SessionPage, summary="List sessions: open ones first, newest first")
+    @routes.get(
+        "/sessions",
+        response_model=SessionPage,
+        dependencies=KNOWN_QUERY,
+        summary="List sessions: open ones first, newest first",
+    )
     async def listing(
         state: Annotated[Literal["live", "ended", "all"], Query()] = "all",
         pool: Annotated[

@@ -26,7 +26,7 @@ from ostler.store.fleet import read as read_fleet
 from ostler.store.store import Store
 from ostler.web import fleet
 from ostler.web.context import Context
-from ostler.web.errors import answers
+from ostler.web.errors import KNOWN_QUERY, answers
 from ostler.web.jobs import LARGEST, Id
 from ostler.web.render import JSONResponse
 
@@ -260,7 +260,7 @@ def router(context: Context) -> APIRouter:
         whole = states.recent(rates.merged(found, since), back)
         return JSONResponse({"span": span, "step": width, "now": now, "points": points, "whole": whole})
 
-    @routes.get("/incidents", response_model=IncidentList, summary="Incidents, newest first")
+    @routes.get("/incidents", response_model=IncidentList, dependencies=KNOWN_QUERY, summary="Incidents, newest first")
     async def incidents(
         limit: Annotated[int, Query(ge=1, le=1000)] = 50, before: Annotated[int | None, Query(ge=0, le=LARGEST)] = None
     ) -> JSONResponse:

@@ -138,7 +138,12 @@ def router(context: Context) -> APIRouter:
     async def pools() -> JSONResponse:
         return JSONResponse({"pools": pool_views(context)})
 
-    @routes.post("/pools/{pool}/pause", response_model=Accepted, summary="Pause the workers of one pool, on all nodes")
+    @routes.post(
+        "/pools/{pool}/pause",
+        response_model=Accepted,
+        responses=answers(409),
+        summary="Pause the workers of one pool, on all nodes",
+    )
     async def pause(pool: str) -> JSONResponse:
         await known(pool)
         await control.pause(pool)

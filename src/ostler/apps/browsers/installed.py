@@ -9,7 +9,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from ostler import ConfigError
+from ostler import ConfigError, extras
 
 BROWSER = "OSTLER_BROWSER"
 KINDS = {"chromium": "chromium", "chromium-full": "chromium", "firefox": "firefox", "webkit": "webkit"}
@@ -66,7 +66,7 @@ def driver(folder: str | Path | None = None) -> Driver:
         found = importlib.util.find_spec("playwright")
         if found is None or not found.submodule_search_locations:
             raise ConfigError(
-                "browser pools need Playwright, which is not installed here: pip install 'ostler[browsers]'"
+                f"browser pools need Playwright, which is not installed here: {extras.command('browsers')}"
             )
         folder = Path(found.submodule_search_locations[0]) / "driver"
     folder = Path(folder)

@@ -79,8 +79,8 @@ def _cut(job: Job, rules: Rules, wanted: Cut, facts: probe.Facts, output: Path) 
 @app.web
 def routes(node: NodeApi) -> APIRouter:
     """`/api/v1/clips`. Imported here, in the node: workers carry no web framework."""
-    from ostler.apps.clips.routes import router  # noqa: PLC0415
-
     rules = Rules.from_environment()
     media.check_installed(rules)
+    from ostler.apps.clips.routes import router  # noqa: PLC0415
+
     return router(node, rules)

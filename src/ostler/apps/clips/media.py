@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import select
@@ -12,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from ostler import ConfigError, Job
+from ostler import ConfigError, Job, extras
 from ostler.apps.clips.probe import FORMATS, NEAR, Facts
 from ostler.apps.clips.rules import PREFIX, Cut, Refused, Rules, no_memory
 
@@ -41,13 +40,11 @@ def ffmpeg(rules: Rules) -> str:
 
 def check_installed(rules: Rules) -> None:
     """Refuse to start a node that could not cut anything."""
-    for module in ("av", "python_multipart"):
-        if importlib.util.find_spec(module) is None:
-            raise ConfigError(f"the clip service needs the module {module}: pip install 'ostler[clips]'")
+    extras.require("clips", "the clip service", "av", "python_multipart")
     try:
         program = ffmpeg(rules)
     except (ImportError, RuntimeError):
-        raise ConfigError("no ffmpeg is installed: install it, or pip install 'ostler[clips]'") from None
+        raise ConfigError(f"no ffmpeg is installed: install it, or {extras.command('clips')}") from None
     if shutil.which(program) is None:
         raise ConfigError(f"{PREFIX}FFMPEG: {program!r} cannot be run")
 

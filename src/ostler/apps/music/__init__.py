@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ostler import Fail, Job, NotFound, Ostler
+from ostler import Fail, Job, NotFound, Ostler, extras
 from ostler.apps.music.rules import Rules, sizes
 
 if TYPE_CHECKING:
@@ -145,6 +145,7 @@ def queue_tags(library: int) -> int:
 @app.web
 def routes(node: NodeApi) -> APIRouter:
     """`/api/v1/libraries` and `/api/v1/tracks`. Imported here, in the node: workers carry no web framework."""
+    extras.require("music", "the music tagger")
     from ostler.apps.music import tagging  # noqa: PLC0415
     from ostler.apps.music.routes import router  # noqa: PLC0415
 

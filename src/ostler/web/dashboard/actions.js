@@ -2,13 +2,13 @@
 import { announce, attr, h } from "./dom.js";
 
 /** A question that must be answered; true when it was confirmed. The browser keeps the focus inside and Escape means no. */
-export function confirm(title, words, verb, danger = true) {
+export function confirm(title, words, verb, danger = true, no = verb.startsWith("Cancel") ? "Do not cancel" : "Cancel") {
   return new Promise((answer) => {
     const dialog = h("dialog", { "aria-labelledby": "dialog-title" },
       h("h2", { id: "dialog-title" }, title),
       h("p", {}, words),
       h("form", { method: "dialog", class: "row end" },
-        h("button", { value: "no", autofocus: true }, "Cancel"),
+        h("button", { value: "no", autofocus: true }, no),
         h("button", { value: "yes", class: danger ? "danger" : "primary" }, verb)));
     dialog.addEventListener("close", () => {
       answer(dialog.returnValue === "yes");
@@ -41,7 +41,7 @@ export function button(label, act, { ask = null, kind = "", errors, done = null,
   el.append(label);
   el.addEventListener("click", async () => {
     const question = typeof ask === "function" ? ask() : ask;
-    if (question && !(await confirm(question.title, question.words, question.verb ?? label, question.danger ?? true))) return;
+    if (question && !(await confirm(question.title, question.words, question.verb ?? label, question.danger ?? true, question.no))) return;
     errors?.clear();
     attr(el, "aria-busy", true);
     el.disabled = true;

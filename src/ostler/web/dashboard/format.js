@@ -51,6 +51,7 @@ export function eta(queue, said) {
   if (queue.paused) return "paused";
   if (queue.eta === null) return "unknown";
   const left = queue.eta - (now() - said) / 1000;
+  if (left < -Math.max(2, queue.avg_time ?? 0)) return "unknown"; // longer than jobs of this queue usually take
   return left <= 0.5 ? "any moment" : span(left);
 }
 

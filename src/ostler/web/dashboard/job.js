@@ -30,7 +30,7 @@ export function page(id) {
   const others = related(id);
   const line = timeline();
   const log = tail(`/api/v1/jobs/${id}/logs/follow`, `Output of job ${id}`);
-  const cancel = button("Cancel", () => post(`/jobs/${id}/cancel`), { errors, kind: "danger", ask: () => ({ title: `Cancel job ${id}?`, words: job?.status === "processing" ? "The job is asked to stop first. If it does not, it is killed with everything it started." : "It ends at once, without running.", verb: "Cancel job" }) });
+  const cancel = button("Cancel", () => post(`/jobs/${id}/cancel`), { errors, kind: "danger", ask: () => ({ title: `Cancel job ${id}?`, words: job?.status === "processing" ? "The job is asked to stop first. If it does not, it is killed with everything it started." : "It ends at once, without running.", verb: "Cancel job", no: job?.status === "processing" ? "Keep it running" : "Keep it" }) });
   const retry = button("Retry", () => post(`/jobs/${id}/retry`), { errors, ask: { title: `Retry job ${id}?`, words: "It goes back to its queue and its attempts start again from 1. Its history is kept.", verb: "Retry job", danger: false } });
   const content = h("div", {},
     h("section", { class: "panel", "aria-label": "Job" }, problem, why, known.el),
@@ -83,7 +83,7 @@ export function page(id) {
     attr(problem, "class", job.status === "failed" ? "error problem" : "error soft problem");
     problem.hidden = !job.error || job.status === "done";
     const later = job.run_at && job.status === "queued" && job.run_at > now();
-    text(why, later ? `Waiting: it is scheduled to run in ${span((job.run_at - now()) / 1000)}` : job.waiting_for ? `Waiting: ${job.waiting_for.text}` : "");
+    text(why, later ? `Waiting: it is scheduled to run in ${span((job.run_at - now()) / 1000)}` : job.waiting_for ? `${job.status === "processing" ? "Cancelling" : "Waiting"}: ${job.waiting_for.text}` : "");
     why.hidden = !why.textContent;
     known.update([
       ["Queue", { text: job.queue, href: `#/jobs?queue=${encodeURIComponent(job.queue)}` }],
@@ -115,7 +115,7 @@ export function page(id) {
     working.hidden = !reached && !(job.stage && job.status === "processing");
     progress.el.hidden = !reached;
     progress.update(job.progress);
-    text(stage, job.stage ?? "");
+    text(stage, job.status === "done" ? "" : (job.stage ?? ""));
   }
   load();
   return {

@@ -29,6 +29,7 @@ function route() {
   const [name, ...rest] = path.split("/");
   const key = name || "overview";
   shown?.close?.();
+  for (const open of document.querySelectorAll("dialog[open]")) open.close(); // it belongs to the page before
   const make = Object.hasOwn(PAGES, key) && PAGES[key];
   shown = make ? make(rest.length ? plain(rest.join("/")) : undefined, new URLSearchParams(search)) : { el: h("p", { class: "panel" }, "There is no such page. ", h("a", { href: "#/" }, "Overview")), title: "Not found" };
   fill(main, shown.el);

@@ -43,5 +43,5 @@ function batch(found, how) {
   progress.update(found.total ? (100 * ended) / found.total : 100, `${count(ended)} of ${count(found.total)}`);
   const then = found.callback_job ? ["then ", jobLink(found.callback_job, `#${found.callback_job}`)] : null;
   return h("div", {}, h("h3", {}, `${how} batch ${found.id}`),
-    h("div", { class: "row wrap" }, progress.el, found.failed ? h("span", { class: "bad" }, `${count(found.failed)} not done`) : null, h("a", { href: `#/jobs?batch=${found.id}` }, `${count(found.total)} ${found.total === 1 ? "job" : "jobs"}`), how === "Part of" && then && h("span", {}, then)));
+    h("div", { class: "row wrap" }, progress.el, found.failed ? h("span", { class: "bad" }, `${count(found.failed)} failed or cancelled`) : null, h("a", { href: `#/jobs?batch=${found.id}` }, `${count(found.total)} ${found.total === 1 ? "job" : "jobs"}`), how === "Part of" && then && h("span", {}, then)));
 }

@@ -73,10 +73,10 @@ function group(name, errors) {
       const paused = workers.every((w) => w.paused);
       attr(title, "colspan", COLUMNS.length - (several() ? 1 : 2));
       flag.hidden = !paused;
-      pause.hidden = paused;
+      pause.hidden = paused || name === "plane"; // Ostler's own, for the connections of clients
       resume.hidden = !paused;
       const busy = workers.filter((w) => w.current_job).length;
-      text(load, `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${busy ? `, ${busy} busy` : ""}`);
+      text(load, name === "plane" ? "Ostler's own, takes the connections of clients" : `${workers.length} ${workers.length === 1 ? "worker" : "workers"}${busy ? `, ${busy} busy` : ""}`);
       keyed(el, workers.sort((a, b) => (a.node < b.node ? -1 : a.node > b.node ? 1 : a.id - b.id)), (w) => `${w.node_id}/${w.component}`, row, head);
     },
   };
