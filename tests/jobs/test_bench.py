@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,9 +12,25 @@ from typing import Any
 
 import pytest
 
-from ostler import BadArguments, Fail, Job, JobFailed, JobTimeout, NotFound, Ostler, Snooze
+from fastapi import APIRouter, Request, Response
+
+from ostler import (
+    BadArguments,
+    Body,
+    CallRefused,
+    Fail,
+    InputError,
+    Job,
+    JobFailed,
+    JobTimeout,
+    ModelFailed,
+    NotFound,
+    Ostler,
+    Snooze,
+)
 from ostler.testing import Bench, kill_at
 from tests import work
+from ostler.web.extend import NodeApi
 from tests.harness import Node
 
 app = Ostler()
@@ -255,6 +272,99 @@ def test_models_answer_in_the_tests_own_process_unless_the_test_answers() -> Non
         again = bench.enqueue(asks)
         bench.run()
         assert again.result() == ["a", "b", 2]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_payloads_results_and_errors_of_models_arrive_as_on_a_node(fake: bool) -> None:
+    app = Ostler()
+
+    class Looks:
+        def load(self, model_id: str) -> None: ...
+
+        def infer(self, payload: Any) -> Any:
+            if payload == "no":
+                raise InputError("that is no picture")
+            if payload == "bug":
+                raise ZeroDivisionError
+            return payload.data[::-1] if isinstance(payload, Body) else {1: (payload, payload)}
+
+    app.model("looks")(Looks)
+
+    @app.model("each", batch=4)
+    class Each:
+        def load(self, model_id: str) -> None: ...
+
+        def infer_batch(self, payloads: list[int]) -> list[int]:
+            return [payload + 1 for payload in payloads]
+
+    def ask(payload: Any, model: str = "looks") -> Any:
+        return app.call_sync(model, None, payload)
+
+    with Bench(app) as bench:
+        if fake:
+            bench.model("looks", Looks().infer)
+        for sent in (b"abc", Body(b"abc", "image/png"), Body(b"abc", "image/png", fields={"a": "b"})):
+            found = ask(sent)
+            assert isinstance(found, Body) and found.data == b"cba"
+        assert ask(1) == {"1": [1, 1]}
+        assert [*app.stream_sync("looks", None, 1)] == [{"1": [1, 1]}]
+        assert ask(1, "each") == 2
+        with pytest.raises(CallRefused, match="that is no picture"):
+            ask("no")
+        with pytest.raises(ModelFailed, match="ZeroDivisionError"):
+            asyncio.run(app.call("looks", None, "bug"))
+        with pytest.raises(CallRefused, match="did you mean 'looks'"):
+            ask(1, "look")
+        with pytest.raises(BadArguments, match="is not JSON"):
+            ask({"picture": b"abc"})
+
+
+def test_the_apps_own_routes_answer_as_on_a_node() -> None:
+    app = Ostler()
+
+    @app.job(queue="a")
+    def double(job: Job, n: int) -> int:
+        (job.scratch / "n.txt").write_text(str(n))
+        job.publish(job.scratch / "n.txt", f"{job.id}.txt")
+        return 2 * n
+
+    app.model("echo")(type("Echo", (), {"load": lambda _, model_id: None, "infer": lambda _, payload: payload}))
+
+    @app.web
+    def routes(node: NodeApi) -> APIRouter:
+        router = APIRouter()
+        assert node.settings.data_dir == app.settings().data_dir
+
+        @router.post("/double")
+        async def waits(n: str) -> dict[str, Any]:
+            stored = await node.enqueue("double", {"n": json.loads(n)})
+            waited = await (await double.enqueue_async(n=4)).result_async(timeout=60)
+            return {"result": waited, "status": (await node.job(stored["id"]))["status"]}
+
+        @router.delete("/jobs/{job}")
+        async def cancel(job: int) -> Any:
+            return (await node.cancel(job))["status"]
+
+        @router.get("/files/{key}")
+        async def file(request: Request, key: str) -> Response:
+            return await node.artifact(request, key)
+
+        @router.get("/echo")
+        async def echo(text: str) -> Any:
+            return [(await node.call("echo", None, text)).result, *node.models()]
+
+        return router
+
+    with Bench(app) as bench:
+        client = bench.client()
+        later = client.post("/double?n=4").json()
+        assert later == {"result": 8, "status": "done"}
+        assert "'n' must be int" in client.post("/double?n=null").json()["error"]["message"]
+        assert client.get("/files/2.txt").text == "4"
+        assert client.get("/files/3.txt").status_code == 404
+        assert client.delete(f"/jobs/{double.enqueue(n=1)}").json() == "cancelled"
+        assert client.delete("/jobs/1").status_code == 409
+        assert client.get("/echo?text=hi").json() == ["hi", "echo:echo"]
 
 
 def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:

@@ -19,23 +19,21 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import json
 import math
 import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from ostler.app import Ostler
-from ostler.calls.exchange import Answer
 from ostler.errors import BadArguments
 from ostler.flows import Chain, Step
 from ostler.handles import JobId
@@ -51,6 +49,10 @@ from ostler.store.limits import QueueLimit, next_token
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
+from ostler.testing.models import Models
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
 
 __all__ = ["Bench", "Killed", "kill_at"]
 
@@ -113,61 +115,6 @@ class _Here(Awaiting):
         return await asyncio.to_thread(self.ended, job, until)
 
 
-class _Models:
-    """Answers the calls of jobs in the test's own process, with what the app declares or the test gives. Nothing waits or is timed."""
-
-    def __init__(self, app: Ostler) -> None:
-        self._app = app
-        self.answers: dict[str, Callable[[Any], Any]] = {}
-        self._loaded: dict[tuple[str, str], Any] = {}
-
-    def ask(self, task: str, model: str | None, payload: Any, options: Any) -> tuple[str, str, Any]:
-        spec = self._app.models.get(task)
-        if task not in self.answers and (spec is None or spec.target is None):
-            if spec is None:
-                raise BadArguments(f"the app declares no model {task!r}")
-            raise BadArguments(
-                f"no program is started here for {task!r}; answer its calls with bench.model({task!r}, function)"
-            )
-        known = [] if spec is None else [*spec.models]
-        plain = payload if isinstance(payload, bytes) else json.loads(json.dumps(payload))
-        return task, model or (known[0] if known else task), plain
-
-    def answer_sync(self, question: tuple[str, str, Any]) -> Answer:
-        found = self._infer(*question)
-        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
-        return _answer(asyncio.run(_gathered(found)) if is_async else found, question[1])
-
-    async def answer(self, question: tuple[str, str, Any]) -> Answer:
-        found = self._infer(*question)
-        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
-        return _answer(await _gathered(found) if is_async else found, question[1])
-
-    def stream_sync(self, question: tuple[str, str, Any]) -> Iterator[Any]:
-        yield from self.answer_sync(question).result
-
-    async def stream(self, question: tuple[str, str, Any]) -> AsyncIterator[Any]:
-        for item in (await self.answer(question)).result:
-            yield item
-
-    def _infer(self, task: str, model: str, payload: Any) -> Any:
-        if task in self.answers:
-            return self.answers[task](payload)
-        if (task, model) not in self._loaded:
-            made = self._app.models[task].target()
-            made.load(model)
-            self._loaded[task, model] = made
-        return self._loaded[task, model].infer(payload)
-
-
-async def _gathered(found: Any) -> Any:
-    return [item async for item in found] if inspect.isasyncgen(found) else await found
-
-
-def _answer(found: Any, model: str) -> Answer:
-    return Answer([*found] if inspect.isgenerator(found) else found, None, 0.0, model)
-
-
 def _wait(work: Coroutine[Any, Any, Any]) -> Any:
     """Run an async job to its end; in a thread of its own where this one is on an event loop already, as in an async test."""
     if asyncio._get_running_loop() is None:  # noqa: SLF001
@@ -187,7 +134,7 @@ class Bench:
         }
         self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
         self._saved: dict[str, str | None] = {}
-        self._models = _Models(app)
+        self._models = Models(app)
         self._lock = threading.Lock()  # held while a job runs
 
     def __enter__(self) -> Self:
@@ -260,6 +207,14 @@ class Bench:
             known = ", ".join(sorted(self.app.models)) or "none"
             raise BadArguments(f"the app declares no model {task!r}; declared are: {known}")
         self._models.answers[task] = answer
+
+    def client(self) -> TestClient:
+        """A client (FastAPI's TestClient, which needs httpx) of the routes that the app declares with `@app.web`. Their `NodeApi` uses this
+        bench: jobs that a route enqueues are run by `bench.run()`, or by the route itself if it waits for their result.
+        """
+        from ostler.testing.routes import client  # noqa: PLC0415
+
+        return client(self, self._models)
 
     def advance(self, seconds: float | timedelta) -> None:
         """Move the clock forward by seconds or a timedelta; schedules that are due enqueue their jobs."""
