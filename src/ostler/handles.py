@@ -34,6 +34,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
     _app: Ostler | None = None
     _is_chain = False
     _is_guest = False  # stored in a transaction of the caller
+    _is_listed = False  # of a batch that was found by its number
     is_new: bool = True
     """False if a job with the same unique key already existed: nothing was stored, and this is the id of that job. Always True in a
     PostgreSQL transaction of your own."""
@@ -62,12 +63,10 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """Wait until the job has ended, and return what it returned. `timeout`: seconds or a timedelta.
 
         Raises JobFailed, JobCancelled or JobTimeout, or NotFound if there is no such job, for example because the transaction that
-        enqueued it has not been committed. Inside another job, a timeout is required.
+        enqueued it has not been committed. Inside another job, a timeout is required, even if the job has already ended (0 is enough then).
         """
-        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
-
         __tracebackhide__ = True  # pytest shows the caller's line
-        until, awaiting = deadline(timeout), self._known.awaiting
+        until, awaiting = self._until(timeout), self._known.awaiting
         with self._in_words():
             job = self._newest()
             while True:
@@ -80,10 +79,8 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """Like `result`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
-        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
-
         __tracebackhide__ = True  # pytest shows the caller's line
-        until, awaiting = deadline(timeout), self._known.awaiting
+        until, awaiting = self._until(timeout), self._known.awaiting
         with self._in_words():
             job = await asyncio.to_thread(self._newest) if self._is_chain else self.id
             while True:
@@ -139,6 +136,16 @@ class JobId(int, habits.Hinting, Generic[R_co]):
                 f"job {int(self)}: this id has no app (it was copied or pickled); use app.find({int(self)})"
             )
         return self._app
+
+    def _until(self, timeout: Timeout) -> float | None:
+        """Until when to wait. Whether a job may wait without a timeout must not depend on how fast the other one is, so it never may, except
+        for the jobs of a batch that it has found: a callback reads them, and they have ended.
+        """
+        from ostler.jobs.awaiting import deadline, refuse_endless  # noqa: PLC0415
+
+        if timeout is None and not self._is_listed:
+            refuse_endless(int(self))
+        return deadline(timeout)
 
     def _outcome(self, view: dict[str, Any], timeout: Timeout) -> Any:
         """The result, as the type that the function is annotated with. One that does not fit the annotation stays JSON."""
@@ -289,7 +296,10 @@ class BatchId(int, habits.Hinting, Generic[R_co]):
             return
         app, after = self._known, 0
         while page := app.producer.read(partial(_jobs, batch=int(self), after=after)):
-            yield from (JobId.of(app, job, chain=chain) for job, chain in page)
+            for job, chain in page:
+                found = JobId[R_co].of(app, job, chain=chain)
+                found._is_listed = True  # noqa: SLF001
+                yield found
             after = page[-1][0]
 
 

@@ -195,14 +195,17 @@ def test_a_batch_gives_the_results_of_its_jobs_one_by_one_also_to_its_callback(j
 
 
 def test_waiting_inside_a_job_needs_a_timeout(jobs) -> None:
-    with pytest.raises(JobFailed, match=r"job \d+ waits for job \d+ without a timeout: .*a chain") as hangs:
-        jobs.asks.enqueue().result(timeout=60)
-    assert hangs.value.code == "BAD_ARGUMENTS"
-    with pytest.raises(JobFailed, match="JobTimeout: job .* has not ended within 0.1 s"):
-        jobs.asks.enqueue(timeout=0.1).result(timeout=60)
+    """Always, not only if the other job has not ended yet; and it is an exception like any other, with a traceback."""
     ended = jobs.add.enqueue(a=1, b=1)
     ended.result(timeout=60)
-    assert jobs.asks.enqueue(of=int(ended)).result(timeout=60) == 2  # there is nothing to wait for
+    for of in (None, int(ended)):
+        with pytest.raises(JobFailed, match=r"job \d+ waits for job \d+ without a timeout: .*a chain") as hangs:
+            jobs.asks.enqueue(of=of).result(timeout=60)
+        assert hangs.value.code == "RETRIES_EXHAUSTED"
+        assert "results_app.py" in hangs.value.traceback
+    with pytest.raises(JobFailed, match="JobTimeout: job .* has not ended within 0.1 s"):
+        jobs.asks.enqueue(timeout=0.1).result(timeout=60)
+    assert jobs.asks.enqueue(of=int(ended), timeout=0).result(timeout=60) == 2
 
 
 def test_a_job_of_a_transaction_that_is_not_committed_is_not_waited_for(jobs, node: Node) -> None:

@@ -34,11 +34,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from ostler.app import Ostler
-from ostler.errors import BadArguments
+from ostler.errors import BadArguments, JobTimeout
 from ostler.flows import Chain, Step
 from ostler.handles import JobId
 from ostler.jobs import execute, handle, producer, schedule, verdict
-from ostler.jobs.awaiting import Awaiting, would_hang
+from ostler.jobs.awaiting import Awaiting, refuse_endless
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import in_seconds
 from ostler.jobs.verdict import Policy, Ran
@@ -95,21 +95,25 @@ class _Here(Awaiting):
         for _ in range(_MOST):
             if found["status"] in ENDED or (until is not None and until <= time.monotonic()):
                 return found
-            if until is None and handle.running is not None:
-                raise would_hang(handle.running.id, job)
+            if until is None:
+                refuse_endless(job)
             did_run = self._bench._run_for(job, until)  # noqa: SLF001
             found = self.look(job)
             if not did_run:
                 break
-        return found if found["status"] in ENDED else self._stuck(found, until)
+        if found["status"] not in ENDED:
+            raise self._stuck(found)
+        return found
 
-    def _stuck(self, found: dict[str, Any], until: float | None) -> dict[str, Any]:
-        """The job with the reason why it cannot run, for a JobTimeout. Raises BadArguments if the caller would wait forever."""
-        why = self._bench._why(found)  # noqa: SLF001
-        if until is None:
-            after = f" after {found['last_error']}" if found.get("last_error") else ""
-            raise BadArguments(f"job {found['id']} ({found['task']}) is {found['status']}{after}: {why}")
-        return {**found, "waiting_for": {"text": why}}
+    def _stuck(self, found: dict[str, Any]) -> JobTimeout:
+        """Why the job cannot run now, what it raised before, and what the test can do: waiting would not help, with or without a timeout."""
+        job, task, status = found["id"], found["task"], found["status"]
+        after = f" after {found['last_error']}" if found.get("last_error") else ""
+        stuck = JobTimeout(job, task, status, f"job {job} ({task}) is {status}{after}: {self._bench._why(found)}")  # noqa: SLF001
+        errors = self.look(job, errors=True)["errors"]
+        if errors and (trace := errors[-1]["traceback"]):
+            stuck.add_note(f"\nIn the job:\n{trace.rstrip()}")
+        return stuck
 
     async def ended_async(self, job: int, until: float | None) -> dict[str, Any]:
         return await asyncio.to_thread(self.ended, job, until)
