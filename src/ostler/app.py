@@ -148,13 +148,14 @@ class Ostler(Calling, habits.Hinting):
             raise self._clash(queue, kind, f"the queue of job {called!r}")
         self._places.setdefault(queue, loading.line())
         described = signature.describe(function)
-        row = {
-            "name": called,
-            "queue": queue,
+        row = signature.Row(
+            name=called,
+            queue=queue,
             **options,
-            "policy": checked(called, policy, described.parameters),
-            "parameters": described.parameters,
-        }
+            policy=checked(called, policy, described.parameters),
+            parameters=described.parameters,
+        )
+        row.models = described.models
         task: Task[..., Any] = Task(self, function, row, described, env)
         self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
         self.tasks[called] = task

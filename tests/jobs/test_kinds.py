@@ -200,8 +200,16 @@ def test_models_of_pydantic_are_theirs_to_check() -> None:
 
     with Bench(app) as bench:
         assert twice.enqueue(item=Item(name="a", count=3)).result() == Item(name="a", count=6)
-        with pytest.raises(JobFailed, match="BAD_ARGUMENTS.*'item' is refused by its type: ValidationError"):
-            bench.put(twice.s(item={"name": "a", "count": 0})).result()
+        for store in (
+            twice.enqueue,
+            lambda **args: bench.put(twice.s(**args)),
+            lambda **args: twice.enqueue_many([args]),
+        ):
+            with pytest.raises(BadArguments, match=r"'item\.count': Input should be greater than 0, found 0"):
+                store(item={"name": "a", "count": 0})
+        assert twice.enqueue(item={"name": "a", "count": "2"}).result().count == 4  # as pydantic reads it
+        assert twice.enqueue(item=None).info()["args"] == {"item": None}
+    assert signature.words(twice.parameters) == "item: Item(name: str, count: int) or null"
 
 
 def test_values_on_the_command_line_are_texts_where_the_type_wants_one() -> None:

@@ -19,8 +19,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from ostler import BadArguments, ConfigError, Conflict, JobCancelled, JobFailed, JobId, JobTimeout, NotFound, Ostler
+from ostler.cli import cli
 from ostler.jobs import awaiting
 from ostler.store import Store
 from ostler.store.flows import step_of
@@ -192,6 +194,20 @@ def test_a_batch_gives_the_results_of_its_jobs_one_by_one_also_to_its_callback(j
         return [one async for one in jobs.app.find_batch(batch).results_async(60, return_exceptions=True)]
 
     assert [str(one) for one in asyncio.run(main())] == [str(one) for one in found]
+
+
+def test_what_pydantic_refuses_is_not_stored_over_http_and_from_the_shell(node: Node) -> None:
+    before = node.get("/api/v1/jobs")[1]["jobs"][:1]
+    status, answer = node.post("/api/v1/jobs", {"task": "sheet", "args": {"look": {"columns": "many"}}})
+    assert (status, answer["error"]["code"]) == (422, "BAD_ARGUMENTS")
+    assert "'look.columns': Input should be a valid integer" in answer["error"]["message"]
+    told = CliRunner().invoke(cli, ["enqueue", "sheet", 'look={"columns": "many"}', "--data", str(node.folder)])
+    assert "'look.columns': Input should be a valid integer" in str(told.exception)
+    assert node.get("/api/v1/jobs")[1]["jobs"][:1] == before
+    stored = CliRunner().invoke(
+        cli, ["enqueue", "sheet", 'look={"columns": "3"}', "--data", str(node.folder), "--json"]
+    )
+    assert node.wait_job(json.loads(stored.output)["id"])["result"] == 3
 
 
 def test_waiting_inside_a_job_needs_a_timeout(jobs) -> None:

@@ -32,6 +32,17 @@ class Signature(NamedTuple):
     loads: dict[str, Load]
     returns: Type
 
+    @property
+    def models(self) -> dict[str, Load]:
+        """`loads` of the arguments with a model of pydantic in them."""
+        return {p["name"]: self.loads[p["name"]] for p in self.parameters if kinds.has_model(p.get("type"))}
+
+
+class Row(dict[str, Any]):
+    """A declared task as it is stored. Where the app is loaded, `models` checks arguments further than their kinds can."""
+
+    models: Mapping[str, Load] = {}
+
 
 def describe(function: Callable[..., Any]) -> Signature:
     """The parameters behind the job handle, and the result; raises ConfigError on what a job cannot have."""
@@ -145,10 +156,16 @@ def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict
         try:
             found[name] = loads[name](values[name])
         except Exception as error:
-            raise BadArguments(
-                f"the arguments do not match task {task!r}: {name!r} is refused by its type: {type(error).__name__}: {error}"
-            ) from error
+            raise BadArguments(f"the arguments do not match task {task!r}: {_refusal(name, error)}") from error
     return found
+
+
+def _refusal(name: str, error: Exception) -> str:
+    """What a class says of its values; pydantic's complaints with the names of the fields."""
+    if not callable(each := getattr(error, "errors", None)):
+        return f"{name!r} is refused by its type: {type(error).__name__}: {error}"
+    told = [(".".join([name, *map(str, one["loc"])]), one["msg"], one["input"]) for one in each()]
+    return "; ".join(f"{where!r}: {message}, found {kinds.short(value)}" for where, message, value in told)
 
 
 def check_depth(text: str) -> None:
