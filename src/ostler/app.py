@@ -16,7 +16,7 @@ from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Chain, Step, store_batch, store_batch_async
-from ostler.handles import BatchId, JobId
+from ostler.handles import BatchId, JobId, Status, listed
 from ostler.jobs import signature
 from ostler.jobs.hooks import Hooks
 from ostler.jobs.options import check
@@ -254,6 +254,23 @@ class Ostler(Calling, habits.Hinting):
         """Find a job by its id, to read its status or wait for its result. Raises NotFound."""
         found = JobId[Any].of(self, job)
         found.info()
+        return found
+
+    def jobs(
+        self,
+        *,
+        task: Task[..., Any] | str | None = None,
+        status: Status | None = None,
+        queue: str | None = None,
+        limit: int = 50,
+        before: int | None = None,
+    ) -> list[JobId[Any]]:
+        """The newest jobs, newest first: of this task (or name of a task), status and queue. `before`: only those with a lower id, for the
+        next page.
+        """
+        found: list[JobId[Any]] = listed(
+            self, status, task.name if isinstance(task, Task) else task, queue, limit, before
+        )
         return found
 
     def find_batch(self, batch: int) -> BatchId[Any]:

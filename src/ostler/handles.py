@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from ostler import habits
-from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
+from ostler.errors import BadArguments, ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -21,6 +22,7 @@ R_co = TypeVar("R_co", covariant=True)
 Timeout = float | timedelta | None
 Status = Literal["queued", "processing", "done", "failed", "cancelled"]
 _PAGE = 200  # jobs or events that are read at once
+_MOST = 1000  # jobs that are listed at once
 
 
 class JobId(int, habits.Hinting, Generic[R_co]):
@@ -128,6 +130,11 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """Cancel the job. A queued job ends at once; a running one is asked to stop, then killed. Raises Conflict if it has already ended."""
         with self._in_words():
             self._known.producer.cancel(self._newest())
+
+    def retry(self) -> None:
+        """Run an ended job again, with all its attempts. Raises Conflict if it has not ended, or if another job has its unique key."""
+        with self._in_words():
+            self._known.producer.retry(self._newest())
 
     @property
     def _known(self) -> Ostler:
@@ -309,6 +316,17 @@ def _events(store: Store, job: int, after: int) -> tuple[list[dict[str, Any]], i
 
 def _jobs(store: Store, batch: int, after: int) -> list[tuple[int, bool]]:
     return store.jobs.of_batch(batch, after, _PAGE)
+
+
+def listed(app: Ostler, status: str | None, task: str | None, queue: str | None, limit: int, before: int | None) -> Any:
+    """See `Ostler.jobs`."""
+    if status is not None and status not in typing.get_args(Status):
+        raise BadArguments(f"status must be one of {', '.join(typing.get_args(Status))}, found {status!r}")
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST:
+        raise BadArguments(f"limit must be a whole number from 1 to {_MOST}, found {limit!r}; read on with before=…")
+    wanted: dict[str, Any] = {"status": status, "task": task, "queue": queue, "limit": limit, "cursor": before}
+    page, _ = app.producer.read(lambda store: store.jobs.list(**wanted))
+    return [JobId.of(app, row["id"]) for row in page]
 
 
 def _clock(timeout: Timeout) -> Callable[[], float | None]:

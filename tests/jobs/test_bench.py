@@ -18,6 +18,7 @@ from ostler import (
     BadArguments,
     Body,
     CallRefused,
+    Conflict,
     Fail,
     InputError,
     Job,
@@ -351,7 +352,8 @@ def test_the_apps_own_routes_answer_as_on_a_node() -> None:
 
         @router.get("/echo")
         async def echo(text: str) -> Any:
-            return [(await node.call("echo", None, text)).result, *node.models()]
+            listed = await node.jobs(task="double", status="cancelled")
+            return [(await node.call("echo", None, text)).result, *node.models(), len(listed)]
 
         return router
 
@@ -364,7 +366,7 @@ def test_the_apps_own_routes_answer_as_on_a_node() -> None:
         assert client.get("/files/3.txt").status_code == 404
         assert client.delete(f"/jobs/{double.enqueue(n=1)}").json() == "cancelled"
         assert client.delete("/jobs/1").status_code == 409
-        assert client.get("/echo?text=hi").json() == ["hi", "echo:echo"]
+        assert client.get("/echo?text=hi").json() == ["hi", "echo:echo", 1]
 
 
 def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:
@@ -451,6 +453,27 @@ def test_a_failure_is_shown_once_and_at_the_line_that_waited() -> None:
     assert [Path(entry.path).name for entry in shown] == ["test_bench.py"]
     assert repr(found.value) == f"JobFailed({str(found.value)!r})" and "Traceback" not in repr(found.value)
     assert "".join(traceback.format_exception(found.value)).count("in exits") == 1
+
+
+def test_jobs_are_found_listed_and_retried_from_python() -> None:
+    with Bench(app) as bench:
+        failed, done = never.enqueue(), cut.enqueue(name="a")
+        bench.run()
+        assert app.jobs() == [done, failed]
+        assert app.jobs(limit=1) == [done] and app.jobs(before=done) == [failed]
+        assert app.jobs(task=never, status="failed", queue="clips") == app.jobs(task="never") == [failed]
+        assert app.jobs(status="queued") == app.jobs(queue="other") == []
+        assert cut.find(done).result() == "cut"
+        with pytest.raises(NotFound, match=r"job 1 is of task 'never', not of 'cut'"):
+            cut.find(failed)
+        failed.retry()
+        assert (failed.status(), bench.run(), failed.status()) == ("queued", 1, "failed")
+        waiting = cut.enqueue(name="b")
+        with pytest.raises(Conflict):
+            waiting.retry()
+        for wrong in ({"status": "waiting"}, {"limit": 0}, {"limit": 1001}):
+            with pytest.raises(BadArguments, match=r"must be"):
+                app.jobs(**wrong)
 
 
 def test_the_callback_of_a_batch_and_cancelling_one() -> None:

@@ -208,6 +208,11 @@ class Producer:
         self.wake()
         return found
 
+    def retry(self, job: int) -> None:
+        """Put an ended job back into its queue, and wake the node. Raises NotFound or Conflict."""
+        self._patiently(lambda store: store.jobs.retry(job, _now(store)))
+        self.wake()
+
     def _patiently(self, work: Callable[[Store], T]) -> T:
         """Try while nothing was stored and the patience lasts: a server that restarts is back in seconds."""
         deadline, delay = time.monotonic() + self.settings.store_patience, 0.05
