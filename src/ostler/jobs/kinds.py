@@ -330,8 +330,9 @@ def _complaint(name: str, kind: Any, value: Any) -> str | None:
 
 
 def _wrong(name: str, kind: Any, value: Any) -> str:
-    leaves = ", ".join(f"{leaf}: {_WANTED[leaf]}" for leaf in _leaves(kind))
-    return f"{name!r} must be {words(kind)}{f' ({leaves})' if leaves else ''}, found {short(value)}"
+    leaves = [f"{leaf}: {_WANTED[leaf]}" for leaf in _leaves(kind)]
+    told = leaves[0].partition(": ")[2] if len(leaves) == 1 else ", ".join(leaves)
+    return f"{name!r} must be {words(kind)}{f' ({told})' if told else ''}, found {short(value)}"
 
 
 def _leaves(kind: Any) -> list[str]:

@@ -6,9 +6,11 @@ Annotations that `kinds` knows are checked in depth; any other annotation accept
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -51,10 +53,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
         raise ConfigError(f"job {name} must take the job handle as its first parameter: def {name}(job, …)")
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  a name that only exists for type checkers: then the annotations are not checked
-        hints = {}
+    hints = _hints(function)
     _check_handle(name, parameters[0], hints.get(parameters[0].name))
     found, loads = [], {}
     for parameter in parameters[1:]:
@@ -76,6 +75,39 @@ def describe(function: Callable[..., Any]) -> Signature:
                 known["default"] = default
             found.append(known)
     return Signature(found, loads, kinds.describe(hints.get("return", Any)))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be resolved. One that has a name which only exists for type checkers is left out."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001
+        found: dict[str, Any] = {}
+        for name, given in getattr(function, "__annotations__", {}).items():
+            one = types.SimpleNamespace(__annotations__={name: given})
+            with contextlib.suppress(Exception):
+                found |= typing.get_type_hints(one, getattr(function, "__globals__", {}))
+        return found
+
+
+def doubts(function: Callable[..., Any]) -> list[str]:
+    """Annotations of parameters that look as if they were checked, and are not."""
+    hints, found = _hints(function), []
+    for parameter in [*inspect.signature(function).parameters.values()][1:]:
+        name, given = parameter.name, parameter.annotation
+        if given is not inspect.Parameter.empty and name not in hints:
+            found.append(f"the annotation {given!r} of {name!r} cannot be resolved, so its values are not checked")
+        elif _has_set(hints.get(name)):
+            found.append(f"{name!r} is annotated with a set, which JSON does not have: use a list")
+    return found
+
+
+def _has_set(hint: Any) -> bool:
+    return (
+        hint in (set, frozenset)
+        or typing.get_origin(hint) in (set, frozenset)
+        or any(map(_has_set, typing.get_args(hint)))
+    )
 
 
 # What people call the handle when they do not annotate it; any other name is taken for a parameter of the job.
@@ -146,7 +178,8 @@ def _default(parameter: Mapping[str, Any]) -> str:
 def _as_option(task: str, name: str) -> str:
     if name in OPTIONS:
         return f"; as an option, write {task}.options({name}=…).enqueue(…)"
-    return habits.option(name) if name in habits.OPTIONS else ""
+    known = habits.OPTIONS.get(name, "").partition("=")[0]
+    return f"; write {task}.options({known}=…).enqueue(…)" if known in OPTIONS else habits.option(name)
 
 
 def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict[str, Any]:

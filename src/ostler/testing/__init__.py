@@ -199,8 +199,6 @@ class Bench:
         if isinstance(step, Chain):
             return step.enqueue()
         job = step.prepared()
-        if step.delay is not None:  # by the bench's clock
-            job = job._replace(run_at=self._ms() + int(step.delay * 1000))
         return JobId.of(self.app, self.store.jobs.enqueue([job], self._ms())[0])
 
     def model(self, task: str, answer: Callable[[Any], Any]) -> None:
