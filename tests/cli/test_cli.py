@@ -202,8 +202,8 @@ async def echo(worker): yield worker.socket
     assert done.returncode == 0, done.stderr
     words = re.sub(" +", " ", done.stdout)
     assert 'report(day: date or null = null, every: timedelta = 86400.0, title: str = "Sales") q 2' in words
-    assert re.search(r"^report 0 3 \* \* \* Asia/Tokyo \d{4}-\d\d-\d\d 03:00 report\(\)", words, re.MULTILINE)
-    assert re.search(r"^hourly 0 \* \* \* \* UTC [-0-9]+ \d\d:00 report\(title='Hours'\)", words, re.MULTILINE)
+    assert re.search(r"^report 0 3 \* \* \* \d{4}-\d\d-\d\d 03:00 Asia/Tokyo report\(\)", words, re.MULTILINE)
+    assert re.search(r"^hourly 0 \* \* \* \* [-0-9]+ \d\d:00 UTC report\(title='Hours'\)", words, re.MULTILINE)
     assert "sessions echo" in words and "all good" in words
     assert not (tmp_path / ".ostler").exists()
 

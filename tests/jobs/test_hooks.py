@@ -82,6 +82,8 @@ def test_a_worker_whose_start_hook_raises_does_not_become_ready(make_node, tmp_p
     row = node.wait_worker("worker:a:0", "its crash", lambda w: w["restart_count"] >= 1)
     assert row["exit_code"] == 1
     assert "no connection" in node.get("/api/v1/workers/worker:a:0")[1]["exits"][0]["log"][-1]
+    why = until(lambda: node.get(f"/api/v1/jobs/{job}")[1]["waiting_for"]["text"], "the reason")
+    assert "worker:a:0" in why and "RuntimeError: no connection" in why, why
     (tmp_path / "broken").unlink()
     node.wait_job(job, "done")
 

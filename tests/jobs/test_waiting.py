@@ -27,6 +27,11 @@ WELL = {"now": 1000, "queue": "q", "nodes": 1, "paused": False, "workers": {"hea
         ({"paused": True}, "paused", "ostler resume q"),
         ({"workers": {"failed": 2}}, "failed", "ostler restart q"),
         ({"workers": {"failed": 1, "crashed": 1}}, "starting", "being started"),
+        (
+            {"workers": {"crashed": 1}, "crash": "worker:q:0 exited with code 1 (RuntimeError: no database)"},
+            "starting",
+            "no worker of pool q is ready: worker:q:0 exited with code 1 (RuntimeError: no database). They are restarted",
+        ),
         ({"workers": {"stopped": 2}}, "stopped", "ostler resume q"),
         (
             {"workers": {"stopped": 1, "failed": 1}, "memory": "waits for memory: it needs 7 MB"},

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ostler.errors import IllegalTransition
-from ostler.lifecycle import ending, ends, recycle, restart
+from ostler.lifecycle import ends, recycle, restart
 from ostler.lifecycle.child import REASONS
 from ostler.lifecycle.process import Ended
 from ostler.lifecycle.recycle import RecycleLimits
@@ -195,9 +195,9 @@ def test_every_reason_of_an_end_has_words() -> None:
 
 def test_what_a_worker_printed_last_explains_its_own_exit_and_no_kill() -> None:
     said = ["resizing 77", ""]
-    assert ending._last_words(said, "exit") == "resizing 77"
-    assert ending._last_words(said, "signal") is None
-    assert ending._last_words(said, "killed") is None
+    assert ends.last_words(said, "exit") == "resizing 77"
+    assert ends.last_words(said, "signal") is None
+    assert ends.last_words(said, "killed") is None
     stack = [
         *said,
         "Fatal Python error: Segmentation fault",
@@ -205,5 +205,5 @@ def test_what_a_worker_printed_last_explains_its_own_exit_and_no_kill() -> None:
         "Current thread (most recent call first):",
         "  File x",
     ]
-    assert ending._last_words(stack, "signal") == "File x"
-    assert ending._last_words([], "exit") is None
+    assert ends.last_words(stack, "signal") == "File x"
+    assert ends.last_words([], "exit") is None

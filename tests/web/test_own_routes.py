@@ -11,7 +11,7 @@ import pytest
 from tests.harness import call
 
 APP = """
-from fastapi import APIRouter
+from fastapi import APIRouter, HTTPException
 from ostler import CallBusy, Fail, Ostler
 
 app = Ostler()
@@ -46,6 +46,10 @@ def routes(node):
     @router.get("/busy")
     async def busy():
         raise CallBusy("too many", "QUEUE_FULL", 429, "r-1", 2.5)
+
+    @router.get("/tea")
+    async def tea():
+        raise HTTPException(418, {"field": "pot"}, headers={"X-Why": "tea"})
 
     @router.get("/job/{job}")
     async def look(job: int):
@@ -88,3 +92,8 @@ def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_n
         urllib.request.urlopen(f"{url}/busy")
     assert (busy.value.code, busy.value.headers["Retry-After"]) == (429, "3")
     busy.value.close()
+    with pytest.raises(urllib.error.HTTPError) as tea:  # an HTTPException of the app is answered as FastAPI does
+        urllib.request.urlopen(f"{url}/tea")
+    assert (tea.value.code, tea.value.headers["X-Why"]) == (418, "tea")
+    assert tea.value.read() == b'{"detail":{"field":"pot"}}'
+    tea.value.close()

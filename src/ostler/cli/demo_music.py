@@ -39,7 +39,8 @@ def prepare(folder: Path) -> dict[str, str]:
     made = [_save(library / f"{name}.wav", sound) for name, sound in _sounds()]
     found = _packaged(library)
     (library / "a text.mp3").write_text("this is no music\n" * 100)
-    print(f"made {len(made)} sounds of {_SECONDS} s, took {found} from this system, and added a text file named .mp3")
+    packaged = f" and {found} pieces of music that this system has" if found else ""
+    print(f"a library of {len(made)} generated sounds of {_SECONDS} s{packaged}, and a text file that is named .mp3")
     return {"OSTLER_MUSIC_MODELS": str(models), "OSTLER_MUSIC_CALIBRATION_FILES": str(_FILES)}
 
 
@@ -100,28 +101,36 @@ def run(known: Settings, folder: Path) -> None:
         )
     show.table(("file", "state", "highest scores"), rows, "no tracks")
     _calibrated(known, made["id"])
+    print("\nTracks with the tag electronic (ostler music search electronic):")
+    fits = _tracks(known, "tag=electronic&limit=5")
+    show.table(("file", ">score"), [(one["path"], f"{one['scores']['electronic']:.2f}") for one in fits], "none")
     chord = next(track for track in found if track["path"] == "chord 3.wav")
-    print(f"\nTracks that sound like {chord['path']}:")
+    print(f"\nTracks that sound like {chord['path']} (ostler music similar {chord['id']}):")
     alike = client.request(known, "GET", f"/api/v1/tracks/{chord['id']}/similar?limit=5")["tracks"]
-    show.table(("file", ">likeness"), [(one["path"], f"{one['similarity']:.3f}") for one in alike], "nothing")
+    show.table(("file", ">similarity"), [(one["path"], f"{one['similarity']:.3f}") for one in alike], "nothing")
+    print("\nYour own music: ostler up ostler.apps.music, then ostler music add DIR. The page is /music on the node.")
 
 
 def _tagged(known: Settings, library: int) -> None:
     """Follow the library until nothing is left to be tagged; kill one worker on the way."""
-    deadline, killed = time.monotonic() + _PATIENCE, False
+    deadline, killed = time.monotonic() + _PATIENCE, 0
     while time.monotonic() < deadline:
         one = client.request(known, "GET", f"/api/v1/libraries/{library}")
         if one["scanned_at"] and not one["tagging"]["left"]:
+            if killed:
+                job = client.request(known, "GET", f"/api/v1/jobs/{killed}")
+                print(f"--> job {killed} was run again and is {job['status']} (crashes: {job['crashes']})")
             print(
                 f"{one['counts']['tagged']} tagged, {one['counts']['failed']} failed, {one['counts']['toxic']} toxic\n"
             )
             return
-        killed = killed or (one["counts"]["tagged"] >= 3 and _kill(known))
+        killed = killed or (_kill(known) if one["counts"]["tagged"] >= 3 else 0)
         time.sleep(0.1)
     raise ConfigError("the tracks were not tagged in time; see node.log")
 
 
-def _kill(known: Settings) -> bool:
+def _kill(known: Settings) -> int:
+    """Kill a worker in the middle of a job; which job that was."""
     for worker in client.request(known, "GET", "/api/v1/workers")["workers"]:
         if worker["component"].startswith("worker:tag:") and worker["current_job"] and worker["pid"]:
             with contextlib.suppress(ProcessLookupError):
@@ -129,8 +138,8 @@ def _kill(known: Settings) -> bool:
                 print(
                     f"--> kill -9 {worker['pid']}: {worker['component']} dies in the middle of job {worker['current_job']}"
                 )
-                return True
-    return False
+                return int(worker["current_job"])
+    return 0
 
 
 def _calibrated(known: Settings, library: int) -> None:
@@ -145,6 +154,7 @@ def _calibrated(known: Settings, library: int) -> None:
         (one["tag"], f"{one['before']:.2f}", f"{one['after']:.2f}", one["method"], one["tracks_after"]) for one in used
     ]
     show.table(("tag", ">before", ">after", "by", ">tracks"), rows, "no track has a tag")
+    print("gap: between two groups of scores; share: the highest tenth; lowest: no threshold is below 0.1")
 
 
 def _tracks(known: Settings, query: str) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 import textwrap
 import time
 from collections.abc import Iterator
@@ -92,7 +93,7 @@ def enqueue(
         if not (new or json_):
             print(f"job {job} already has this unique key; no new job was stored")
         if watch:
-            raise SystemExit(_watch(known, job))
+            raise SystemExit(_watch(known, job, json_=json_))
         if json_:
             show.as_json({**opened.jobs.get(job), "duplicate": not new})
         elif new:
@@ -166,7 +167,7 @@ def jobs(
     if job is None and events:
         raise BadArguments("--events shows the timeline of one job: ostler jobs ID --events")
     if job is not None and watch:
-        raise SystemExit(_watch(known, job))
+        raise SystemExit(_watch(known, job, json_=json_))
     with client.open_store(known) as opened:
         if job is not None and events:
             _timeline(opened, job, json_)
@@ -273,8 +274,8 @@ def _event(event: dict[str, Any]) -> None:
     show.console().print(f"  {show.clock(event['at'])}  {event['name']:<18} {data}")
 
 
-def _watch(known: Settings, job: int) -> int:
-    """Follow a job to its end; 0 when it is done, 1 otherwise."""
+def _watch(known: Settings, job: int, *, json_: bool) -> int:
+    """Follow a job to its end; 0 when it is done, 1 otherwise. With `json_`, only the job is printed to standard output."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: PLC0415
 
     columns = (
@@ -288,7 +289,7 @@ def _watch(known: Settings, job: int) -> int:
         found = opened.jobs.find(job)
         if found["status"] not in _ENDED:
             client.tell_no_node(known, opened)
-        with Progress(*columns, console=show.console()) as bar:
+        with Progress(*columns, console=show.console(), disable=json_) as bar:
             line = bar.add_task(f"job {job} {found['task']} {found['status']}", total=100, stage="")
             told, look = "no_node", time.monotonic() + _WAITS
             while True:
@@ -298,7 +299,8 @@ def _watch(known: Settings, job: int) -> int:
                     why = _waiting(known, opened, job)
                     if why and why["reason"] not in ("next", "line", told):
                         told = why["reason"]
-                        bar.console.print(f"job {job} waits: {why['text']}")
+                        text = f"job {job} waits: {why['text']}"
+                        print(text, file=sys.stderr) if json_ else bar.console.print(text)
                 percent = 100 if found["status"] == "done" else found["progress"] or 0
                 bar.update(
                     line,
@@ -310,7 +312,7 @@ def _watch(known: Settings, job: int) -> int:
                     break
                 time.sleep(0.1)
         found = opened.jobs.get(job)
-    _detail(found)
+    show.as_json(found) if json_ else _detail(found)
     return 0 if found["status"] == "done" else 1
 
 

@@ -14,7 +14,7 @@ import click
 from ostler.cli import client, show
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
-from ostler.errors import InputError
+from ostler.errors import ConfigError, InputError, NotFound
 
 _API = "/api/v1"
 
@@ -22,6 +22,17 @@ _API = "/api/v1"
 @click.group()
 def music() -> None:
     """Tag a music library: scan, tag, calibrate, search. Needs a node: ostler up ostler.apps.music."""
+
+
+def _ask(known: Settings, method: str, path: str, body: Any = None) -> Any:
+    try:
+        return client.request(known, method, path, body)
+    except NotFound as error:
+        if str(error).endswith(": Not Found"):  # not a library or a track, but the route
+            raise ConfigError(
+                "this node does not run the music tagger; start one with: ostler up ostler.apps.music"
+            ) from None
+        raise
 
 
 def _path(known: Settings, library: str, *more: str) -> str:
@@ -49,7 +60,7 @@ def add(known: Settings, folder: Path, json_: bool, **wishes: Any) -> None:
     """Add DIR as a library: its files are scanned, and each is tagged."""
     wishes["ignore"] = list(wishes["ignore"]) or None
     body = {"path": os.path.abspath(folder), **{name: value for name, value in wishes.items() if value is not None}}  # noqa: PTH100
-    made = client.request(known, "POST", f"{_API}/libraries", body)
+    made = _ask(known, "POST", f"{_API}/libraries", body)
     if json_:
         show.as_json(made)
     else:
@@ -66,9 +77,9 @@ def add(known: Settings, folder: Path, json_: bool, **wishes: Any) -> None:
 def status(known: Settings, library: str | None, watch: bool, json_: bool) -> None:
     """Show libraries with their tracks and progress; for one LIBRARY (id, name or path), also what could not be read."""
     if json_:
-        show.as_json(client.request(known, "GET", _path(known, library) if library else f"{_API}/libraries"))
+        show.as_json(_ask(known, "GET", _path(known, library) if library else f"{_API}/libraries"))
     elif library:
-        _one(client.request(known, "GET", _path(known, library)))
+        _one(_ask(known, "GET", _path(known, library)))
     elif watch:
         _follow(known)
     else:
@@ -76,7 +87,7 @@ def status(known: Settings, library: str | None, watch: bool, json_: bool) -> No
 
 
 def _libraries(known: Settings) -> list[dict[str, Any]]:
-    return list(client.request(known, "GET", f"{_API}/libraries")["libraries"])
+    return list(_ask(known, "GET", f"{_API}/libraries")["libraries"])
 
 
 def _table(found: list[dict[str, Any]]) -> None:
@@ -154,7 +165,7 @@ def _follow(known: Settings) -> None:
 @where
 def scan(known: Settings, library: str) -> None:
     """Scan LIBRARY (id, name or path) now."""
-    made = client.request(known, "POST", _path(known, library, "scan"))
+    made = _ask(known, "POST", _path(known, library, "scan"))
     print(f"job {made['job']} scans library {made['library']}; follow it with: ostler jobs {made['job']} --watch")
 
 
@@ -178,7 +189,7 @@ def change(known: Settings, library: str, **wishes: Any) -> None:
         raise click.UsageError(
             "nothing to change; give at least one of --name, --write-to, --ignore, --watch or --no-watch"
         )
-    _one({**client.request(known, "PATCH", _path(known, library), body), "problems": []})
+    _one({**_ask(known, "PATCH", _path(known, library), body), "problems": []})
 
 
 @music.command()
@@ -186,7 +197,7 @@ def change(known: Settings, library: str, **wishes: Any) -> None:
 @where
 def remove(known: Settings, library: str) -> None:
     """Forget LIBRARY and its tracks. No file is touched; to remove written tags, run `ostler music undo --all` first."""
-    gone = client.request(known, "DELETE", _path(known, library))
+    gone = _ask(known, "DELETE", _path(known, library))
     print(f"library {gone['library']} with {gone['tracks']} tracks is forgotten; its files are unchanged")
 
 
@@ -196,14 +207,15 @@ def remove(known: Settings, library: str) -> None:
 @music.command()
 @click.argument("library", required=False)
 @click.option("--track", type=int, help="Only this track.")
+@click.option("--all", "whole", is_flag=True, help="Tagged ones too: after a change of the model, or of permissions.")
 @where
-def retry(known: Settings, library: str | None, track: int | None) -> None:
+def retry(known: Settings, library: str | None, track: int | None, whole: bool) -> None:
     """Retry the failed and toxic tracks of LIBRARY."""
     if track is not None:
-        client.request(known, "POST", f"{_API}/tracks/{track}/retry")
+        _ask(known, "POST", f"{_API}/tracks/{track}/retry")
         print(f"track {track} will be tagged again")
     elif library is not None:
-        found = client.request(known, "POST", _path(known, library, "retry"))
+        found = _ask(known, "POST", _path(known, library, f"retry?all={str(whole).lower()}"))
         print(f"{found['tracks']} tracks of library {found['library']} will be tagged again")
     else:
         raise click.UsageError("name a LIBRARY, or a track with --track")
@@ -227,7 +239,7 @@ def fetch(known: Settings) -> None:
 @as_json
 def calibrate(known: Settings, library: str, dry_run: bool, json_: bool) -> None:
     """Find a threshold for each tag from LIBRARY's own scores, and rewrite the tags accordingly."""
-    made = client.request(known, "POST", _path(known, library, f"calibrate?dry_run={str(dry_run).lower()}"))
+    made = _ask(known, "POST", _path(known, library, f"calibrate?dry_run={str(dry_run).lower()}"))
     result = _ended(known, made["job"])
     if json_:
         show.as_json(result)
@@ -251,7 +263,7 @@ def calibrate(known: Settings, library: str, dry_run: bool, json_: bool) -> None
 def _ended(known: Settings, job: int) -> Any:
     """A job's result, when it has ended."""
     while True:
-        found = client.request(known, "GET", f"{_API}/jobs/{job}?wait=30")
+        found = _ask(known, "GET", f"{_API}/jobs/{job}?wait=30")
         if found["status"] == "done":
             return found["result"]
         if found["status"] in ("failed", "cancelled"):
@@ -266,7 +278,7 @@ def _ended(known: Settings, job: int) -> Any:
 @where
 def undo(known: Settings, library: str, whole: bool) -> None:
     """Undo the last calibration of LIBRARY, or everything that was written to its files and sidecar files."""
-    found = client.request(known, "POST", _path(known, library, f"undo?all={str(whole).lower()}"))
+    found = _ask(known, "POST", _path(known, library, f"undo?all={str(whole).lower()}"))
     if whole:
         print(
             f"the tags of {found['tracks']} tracks are taken away (job {found['job']}); from now on they are in the database alone"
@@ -307,7 +319,7 @@ def _asked(
 @as_json
 def search(known: Settings, json_: bool, **wanted: Any) -> None:
     """Find tracks with all these tags, highest scores first. A TAG without a SCORE uses its threshold."""
-    found = client.request(known, "GET", f"{_API}/tracks?{_asked(**wanted)}")["tracks"]
+    found = _ask(known, "GET", f"{_API}/tracks?{_asked(**wanted)}")["tracks"]
     if json_:
         show.as_json(found)
     elif wanted["state"] in ("failed", "toxic"):
@@ -327,7 +339,7 @@ def search(known: Settings, json_: bool, **wanted: Any) -> None:
 @as_json
 def similar(known: Settings, track: int, limit: int, json_: bool) -> None:
     """Find tracks that sound like TRACK (an id that `search` shows), most similar first."""
-    found = client.request(known, "GET", f"{_API}/tracks/{track}/similar?limit={limit}")["tracks"]
+    found = _ask(known, "GET", f"{_API}/tracks/{track}/similar?limit={limit}")["tracks"]
     if json_:
         show.as_json(found)
     else:

@@ -106,11 +106,11 @@ def check(app: str, data: str | None, store: str | None, file: Path | None, pool
     show.table(("what", "pool", ">workers"), rows, f"{app} declares nothing yet")
     if loaded.schedules:
         planned = [
-            (name, spec, zone, show.moment(schedule.following(spec, zone, now_ms()), zone), step)
+            (name, spec, show.moment(schedule.following(spec, zone, now_ms()), zone), step)
             for name, (spec, zone, step) in loaded.schedules.items()
         ]
         print()
-        show.table(("schedule", "cron", "zone", "next", "job"), planned, "")
+        show.table(("schedule", "cron", "next", "job"), planned, "")
     doubts = warnings(settings, loaded)
     for doubt in doubts:
         print(f"warning: {doubt}")

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ostler.lifecycle import ends
 from ostler.store.limits import QueueLimit, next_token
 from ostler.store.store import Store
 
@@ -36,6 +37,7 @@ class Facts:
     next_token: int | None = None  # when the queue's rate allows the next job
     ahead: int = 0
     where: str = ""  # the store, in words
+    crash: str | None = None  # how its last worker ended, where none is ready
     memory: str | None = None  # what a stopped worker waits for, or why it can have no memory
 
 
@@ -62,7 +64,8 @@ def reason(f: Facts) -> dict[str, Any]:
     if able := f.workers.get("healthy", 0):
         return _in_line(f, able)
     if f.workers.get("starting") or f.workers.get("crashed"):
-        return _because("starting", f"no worker of pool {f.queue} is ready yet; they are being started")
+        why = f": {f.crash}. They are restarted" if f.crash else " yet; they are being started"
+        return _because("starting", f"no worker of pool {f.queue} is ready{why}")
     if f.memory:
         return _because("memory", f"pool {f.queue} has no running worker; the next one {f.memory}")
     if f.workers.get("failed"):
@@ -119,11 +122,11 @@ def explain(
     alive = set() if nobody else {n["id"] for n in store.nodes.alive()}
     workers: dict[str, int] = {}
     memory: str | None = None
-    for worker in store.health.get_all_workers():
-        if worker["pool"] == queue and worker["node"] in alive:
-            workers[worker["status"]] = workers.get(worker["status"], 0) + 1
-            if worker["status"] == "stopped":
-                memory = memory or (worker["metadata"] or {}).get("waiting_for")
+    pool = [w for w in store.health.get_all_workers() if w["pool"] == queue and w["node"] in alive]
+    for worker in pool:
+        workers[worker["status"]] = workers.get(worker["status"], 0) + 1
+        if worker["status"] == "stopped":
+            memory = memory or (worker["metadata"] or {}).get("waiting_for")
     limit = (limits or {}).get(queue, QueueLimit())
     return reason(
         Facts(
@@ -144,6 +147,16 @@ def explain(
             next_token=next_token(store.db, queue, limit, now) if limit.rate else None,
             ahead=found["ahead"],
             memory=memory,
+            crash=None if "healthy" in workers else _last_crash(store, pool),
             where=where,
         )
     )
+
+
+def _last_crash(store: Store, pool: list[dict[str, Any]]) -> str | None:
+    """How the worker of the pool that crashed last ended, if it has not been ready since."""
+    for worker in (w for w in pool if w["status"] in ("crashed", "starting") and w["exit_code"] is not None):
+        for end in store.health.exits(worker["node"], worker["component"], 1):
+            if end["kind"] == "crash":
+                return f"{worker['component']} {ends.told(end['reason'], end['code'], end['signal'], end['log'])}"
+    return None

@@ -7,7 +7,6 @@ and `restart.after_crash` when the next generation starts, if at all.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from typing import TYPE_CHECKING
@@ -28,21 +27,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("ostler.lifecycle")
 
 _LINES = 30  # of its log in the exit record
-
-
-# Exits whose reason a worker prints itself. What one that was killed had printed last says nothing about the kill.
-_OWN_REASONS = frozenset({"exit", "exit-loop", "app-load", "model-load", "spawn", "startup-deadline", "unknown"})
-
-
-def _last_words(log: list[str], reason: str) -> str | None:
-    """The line that says why it exited: of a fault's stack, which has the most recent call first, that call; else the last one, where
-    the worker exited by itself.
-    """
-    lines = [line.strip()[:160] for line in log if line.strip()]
-    for before, line in reversed([*itertools.pairwise(lines)]):
-        if before.endswith("(most recent call first):"):
-            return line
-    return lines[-1] if lines and reason in _OWN_REASONS else None
 
 
 class Endings:
@@ -128,7 +112,7 @@ class Endings:
             how=ends.words(row.reason, row.code, row.signal, long=True),
             item=row.item,
             counted=row.counted,
-            line=_last_words(row.log, row.reason),
+            line=ends.last_words(row.log, row.reason),
         )
         self._supervisor.records.crashed(row, code)
         if isinstance(verdict, GiveUp):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -104,3 +105,24 @@ def judge(worker: Worker, ended: Ended, history: History, now: int, limits: Limi
 def recorded_code(end: Exit) -> int:
     """What the health row's `exit_code` says."""
     return _SEED_CODE.get(end.reason, end.code)
+
+
+# Exits whose reason a worker prints itself. What one that was killed had printed last says nothing about the kill.
+_OWN_REASONS = frozenset({"exit", "exit-loop", "app-load", "model-load", "spawn", "startup-deadline", "unknown"})
+
+
+def last_words(log: list[str], reason: str) -> str | None:
+    """The line that says why it exited: of a fault's stack, which has the most recent call first, that call; else the last one, where
+    the worker exited by itself.
+    """
+    lines = [line.strip()[:160] for line in log if line.strip()]
+    for before, line in reversed([*itertools.pairwise(lines)]):
+        if before.endswith("(most recent call first):"):
+            return line
+    return lines[-1] if lines and reason in _OWN_REASONS else None
+
+
+def told(reason: str, code: int | None, signal: str | None, log: list[str]) -> str:
+    """How a worker ended, in a sentence that begins with its name, with the line in which it said why, if there is one."""
+    line = last_words(log, reason)
+    return words(reason, code, signal, long=True) + (f" ({line})" if line else "")

@@ -147,8 +147,8 @@ def complaints(fleet: Fleet, own: str | None = None) -> list[str]:
 
 def _complaint(slot: Slot, before: str) -> str:
     last = slot.last_exit
-    how = ends.words(last.reason, last.code, last.signal, long=True) if last else None
-    return _words(f"{before}{slot.component}", slot.status, how and f"it {how}")
+    how = None if last is None else f"it {ends.told(last.reason, last.code, last.signal, last.log)}"
+    return _words(f"{before}{slot.component}", slot.status, how)
 
 
 def _words(name: str, status: Status, how: str | None) -> str:

@@ -57,4 +57,5 @@ class Context:
     calls: CallLog
     envs: Callable[[], list[dict[str, Any]]]  # it reads files
     sessions: Sessions | None = None
+    pages: list[dict[str, str]] = field(default_factory=list)  # of the app: their titles and paths
     started_at: int = field(default_factory=now_ms)

@@ -8,10 +8,12 @@ from collections.abc import Iterable
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.exception_handlers import http_exception_handler
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 
 from ostler.errors import OstlerError, StoreBusy
 from ostler.web.render import JSONResponse
@@ -103,7 +105,9 @@ def install(app: FastAPI) -> None:
         return failure(422, "BAD_INPUT", in_words(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def http(request: Request, error: HTTPException) -> JSONResponse:
+    async def http(request: Request, error: HTTPException) -> Response:
+        if _is_of_an_app(request):
+            return await http_exception_handler(request, error)
         if error.status_code == 405:
             allowed = (error.headers or {}).get("Allow", "").split(", ")
             return not_allowed(request.method, request.url.path, allowed)
@@ -119,6 +123,12 @@ def install(app: FastAPI) -> None:
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
         return failure(500, "INTERNAL", "something went wrong inside the node; its log has the details")
+
+
+def _is_of_an_app(request: Request) -> bool:
+    """Whether the request is answered by a route of the user's own app. What its HTTPExceptions say is its business."""
+    module = getattr(request.scope.get("endpoint"), "__module__", "ostler")
+    return module.partition(".")[0] not in ("ostler", "fastapi", "starlette")
 
 
 def in_words(errors: Any) -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import AsyncGenerator
+from importlib.resources.abc import Traversable
 from typing import Any, Unpack
 
-from fastapi import Request
+from fastapi import APIRouter, Request
 from fastapi.responses import Response
 
 from ostler.calls.calling import CallOptions
@@ -18,7 +19,7 @@ from ostler.jobs.producer import prepare
 from ostler.jobs.results import Results
 from ostler.store import now_ms
 from ostler.store.rows import JobStatus
-from ostler.web import artifacts
+from ostler.web import artifacts, pages
 from ostler.web.context import Context
 
 
@@ -51,6 +52,13 @@ class NodeApi:
     def gpu_lock_held(self) -> bool:
         """With `gpu_exclusive`, whether a call is using the GPUs."""
         return bool(self._context.gpu_lock())
+
+    def page(self, title: str, path: str, folder: Traversable) -> APIRouter:
+        """A page of the app's own, in the dashboard's frame and linked from it. `folder` has its module, `page.js`, and perhaps `page.css`
+        and other files, which are served below `path`. Include the router in the app's own.
+        """
+        self._context.pages.append({"title": title, "path": path})
+        return pages.app_page(title, path, folder)
 
     @property
     def results(self) -> Results:

@@ -89,6 +89,13 @@ class TaskView(BaseModel):
     parameters: list[dict[str, Any]]
 
 
+class PageView(BaseModel):
+    """A page of the app's own."""
+
+    title: str
+    path: str
+
+
 class Info(BaseModel):
     name: str
     version: str
@@ -107,6 +114,7 @@ class Info(BaseModel):
     pools: list[PoolView]
     queues: dict[str, QueueCounts]
     tasks: list[TaskView]
+    pages: list[PageView]
 
 
 def router(context: Context) -> APIRouter:
@@ -192,6 +200,7 @@ def router(context: Context) -> APIRouter:
                     for q, n in sorted(queues.items())
                 },
                 "tasks": sorted(context.tasks.values(), key=lambda t: t["name"]),
+                "pages": context.pages,
             }
         )
 

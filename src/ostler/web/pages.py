@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import html
 import mimetypes
 import time
 from collections import deque
 from collections.abc import Hashable
 from functools import cache
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from urllib.parse import parse_qs, quote
 
 from fastapi import APIRouter, Request
@@ -28,7 +30,7 @@ from ostler.web.errors import failure
 from ostler.web.jobs import read
 
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob:; connect-src 'self'; "
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; media-src 'self' blob: data:; connect-src 'self'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _HEADERS = {
@@ -63,27 +65,53 @@ class Tries:
             del self._wrong[next(iter(self._wrong))]
 
 
+_Files = dict[str, tuple[bytes, str, str]]  # name -> (content, media type, tag)
+
+
+def _file(name: str, content: bytes) -> tuple[bytes, str, str]:
+    kind = mimetypes.guess_type(name)[0] or "application/octet-stream"
+    return content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"'
+
+
+def _files(folder: Traversable) -> _Files:
+    return {path.name: _file(path.name, path.read_bytes()) for path in folder.iterdir() if path.is_file()}
+
+
 @cache
-def _assets() -> dict[str, tuple[bytes, str, str]]:
-    """name -> (content, media type, tag), of everything in the dashboard's folder."""
-    found = {}
-    for path in (files("ostler.web") / "dashboard").iterdir():
-        if path.is_file():
-            content = path.read_bytes()
-            kind = mimetypes.guess_type(path.name)[0] or "application/octet-stream"
-            found[path.name] = (content, kind, f'"{hashlib.sha256(content).hexdigest()[:16]}"')
-    return found
+def _assets() -> _Files:
+    """Everything in the dashboard's folder."""
+    return _files(files("ostler.web") / "dashboard")
 
 
-def asset(name: str, request: Request | None = None, status: int = 200) -> Response:
+def asset(name: str, request: Request | None = None, status: int = 200, among: _Files | None = None) -> Response:
     """One of the files; 304 when the browser has it already."""
-    if name not in _assets():
-        raise NotFound(f"the dashboard has no file {name!r}")
-    content, kind, tag = _assets()[name]
+    found = (_assets() if among is None else among).get(name)
+    if found is None:
+        raise NotFound(f"there is no file {name!r:.200}")
+    content, kind, tag = found
     headers = {**_HEADERS, "ETag": tag}
     if request is not None and request.headers.get("if-none-match") == tag:
         return Response(status_code=304, headers=headers)
     return Response(content, status, headers, kind)
+
+
+def app_page(title: str, path: str, folder: Traversable) -> APIRouter:
+    """The page of an app at `path`, in the dashboard's frame: `page.js` fills it, and `page.css` adds to the dashboard's style."""
+    frame = (
+        _assets()["page.html"][0].decode().replace("{title}", html.escape(title)).replace("{path}", html.escape(path))
+    )
+    own = {"page.css": _file("page.css", b""), **_files(folder), "": _file("page.html", frame.encode())}
+    routes = APIRouter(include_in_schema=False)
+
+    @routes.get(path)
+    async def page(request: Request) -> Response:
+        return asset("", request, among=own)
+
+    @routes.get(path + "/{name}")
+    async def file(name: str, request: Request) -> Response:
+        return asset(name, request, among=own)
+
+    return routes
 
 
 def router(context: Context) -> APIRouter:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import av
@@ -75,3 +76,40 @@ def save(
             found.update(tags)
         found.save()
     return path
+
+
+def corpus(folder: Path, count: int) -> int:
+    """Files that are damaged in all the ways in which files are."""
+    folder.mkdir()
+    good = {}
+    for kind in KINDS:
+        good[kind] = save(
+            folder / f"good.{kind}", beat(1.5, 22_050), rate=24_000 if kind == "opus" else 22_050, title="x" * 40
+        ).read_bytes()
+    chance = random.Random(7)
+    for number in range(count - len(good)):
+        kind = chance.choice(list(good))
+        data = bytearray(good[kind])
+        what = number % 8
+        if what == 0:  # truncated
+            data = data[: chance.randrange(len(data))]
+        elif what == 1:  # another format's name
+            kind = chance.choice([k for k in good if k != kind])
+        elif what == 2:  # nothing, or nothing but zeros
+            data = bytearray(chance.choice([0, 1, 4096]))
+        elif what == 3:
+            data = bytearray(b"This is a text file, and not music.\n" * chance.randrange(1, 400))
+        elif what == 4:  # bytes changed anywhere
+            for _ in range(chance.randrange(1, 400)):
+                data[chance.randrange(len(data))] = chance.randrange(256)
+        elif what == 5:  # bytes changed in the header
+            for _ in range(chance.randrange(1, 30)):
+                data[chance.randrange(min(400, len(data)))] = chance.choice((0, 127, 128, 255, chance.randrange(256)))
+        elif what == 6:  # a piece is missing, or is there twice
+            start = chance.randrange(len(data))
+            piece = data[start : start + chance.randrange(5000)]
+            data = data[:start] + (piece * 3 if number % 2 else b"") + data[start + len(piece) :]
+        else:  # noise with a good beginning
+            data = data[: chance.randrange(8, 300)] + chance.randbytes(chance.randrange(20_000))
+        (folder / f"{number:03}.{kind}").write_bytes(data)
+    return len(list(folder.iterdir()))

@@ -1,5 +1,6 @@
 """The music tagger with a model that needs no weights: scores made of the file's bytes. A file that begins with `crash` takes the
-worker down, one that begins with `broken` cannot be decoded, one that begins with `hold` is held while `hold` exists beside it.
+worker down, one that begins with `broken` cannot be decoded, one that begins with `hold` is held while `hold` exists beside it. In a
+directory `real` files are really decoded, and the scores are the means of a few bands.
 """
 
 import hashlib
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 import numpy
 
 from ostler.apps.music import app, library, tagging
+from ostler.apps.music.tagger import Tagger
 
 TAGS = [f"tag{n}" for n in range(50)]
 
@@ -22,11 +24,21 @@ class Analysis:
     embedding: numpy.ndarray
 
 
+class Bands:
+    frames = hop = 187
+
+    def __call__(self, windows):
+        means = windows.mean(axis=1)
+        return means[:, :50] / (1 + means[:, :50]), means.repeat(3, axis=1)[:, :200].astype(numpy.float32)
+
+
 class StandIn:
     name = "standin"
     tags = TAGS
 
     def analyse(self, path, tick=None):
+        if b"/real/" in path:
+            return Tagger(self.name, TAGS, Bands()).analyse(path, tick=tick)
         data = open(path, "rb").read()
         if data.startswith(b"crash"):
             os.kill(os.getpid(), signal.SIGSEGV)

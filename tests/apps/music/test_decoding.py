@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import random
 import struct
 import subprocess
 import sys
@@ -55,8 +54,8 @@ def _picture(width: int, height: int) -> bytes:
     def chunk(name: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
 
-    header = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
-    rows = zlib.compress(b"\0" * (width + 1) * height)
+    header = struct.pack(">IIBBBBB", width, height, 1, 0, 0, 0, 0)
+    rows = zlib.compress(b"\0" * (width // 8 + 1) * height)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
 
 
@@ -84,6 +83,7 @@ def test_what_is_longer_than_the_limit_is_cut(tmp_path: Path) -> None:
     path = sounds.save(tmp_path / "a.flac", sounds.noise(30, 8_000), rate=8_000, channels=1)
     samples, source = decoded(path, seconds=12.5)
     assert (len(samples), source.seconds, source.cut) == (12.5 * 16_000, 12.5, True)
+    assert decoded(path, seconds=20)[1].cut  # where a piece ends, too
     _, whole = decoded(path)
     assert not whole.cut and whole.seconds == pytest.approx(30, abs=0.01)
 
@@ -165,44 +165,6 @@ def test_not_a_number_in_a_file_does_not_spoil_the_rest(tmp_path: Path) -> None:
 
 # ---- the corpus
 
-
-def corpus(folder: Path, count: int) -> int:
-    """Files that are damaged in all the ways in which files are."""
-    folder.mkdir()
-    good = {}
-    for kind in sounds.KINDS:
-        good[kind] = sounds.save(
-            folder / f"good.{kind}", sounds.beat(1.5, 22_050), rate=24_000 if kind == "opus" else 22_050, title="x" * 40
-        ).read_bytes()
-    chance = random.Random(7)
-    for number in range(count - len(good)):
-        kind = chance.choice(list(good))
-        data = bytearray(good[kind])
-        what = number % 8
-        if what == 0:  # truncated
-            data = data[: chance.randrange(len(data))]
-        elif what == 1:  # another format's name
-            kind = chance.choice([k for k in good if k != kind])
-        elif what == 2:  # nothing, or nothing but zeros
-            data = bytearray(chance.choice([0, 1, 4096]))
-        elif what == 3:
-            data = bytearray(b"This is a text file, and not music.\n" * chance.randrange(1, 400))
-        elif what == 4:  # bytes changed anywhere
-            for _ in range(chance.randrange(1, 400)):
-                data[chance.randrange(len(data))] = chance.randrange(256)
-        elif what == 5:  # bytes changed in the header
-            for _ in range(chance.randrange(1, 30)):
-                data[chance.randrange(min(400, len(data)))] = chance.choice((0, 127, 128, 255, chance.randrange(256)))
-        elif what == 6:  # a piece is missing, or is there twice
-            start = chance.randrange(len(data))
-            piece = data[start : start + chance.randrange(5000)]
-            data = data[:start] + (piece * 3 if number % 2 else b"") + data[start + len(piece) :]
-        else:  # noise with a good beginning
-            data = data[: chance.randrange(8, 300)] + chance.randbytes(chance.randrange(20_000))
-        (folder / f"{number:03}.{kind}").write_bytes(data)
-    return len(list(folder.iterdir()))
-
-
 _RUN = """
 import json, os, resource, sys, time
 os.environ["OPENBLAS_NUM_THREADS"] = "1"
@@ -245,21 +207,22 @@ print(json.dumps(["memory", peak() - before]))
 
 
 @pytest.mark.timeout(300)
-def test_five_hundred_damaged_files_are_decoded_or_refused_with_a_reason(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [80, pytest.param(500, marks=pytest.mark.soak)])
+def test_damaged_files_are_decoded_or_refused_with_a_reason(count: int, tmp_path: Path) -> None:
     """In one process, which must not crash, hang or grow; and each is tagged, or refused and left as it is."""
-    count = corpus(tmp_path / "corpus", 500)
+    assert sounds.corpus(tmp_path / "corpus", count) == count
     done = subprocess.run(
         [sys.executable, "-c", _RUN, tmp_path / "corpus"], capture_output=True, text=True, timeout=280
     )
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0, (lines[-1:], done.stderr[-2000:])
     (_, grown), files = lines.pop(), lines
-    assert len(files) == count == 500
+    assert len(files) == count
     kinds = {"decoded": 0, "failed": 0}
     for name, how, what, took, written in files:
         kinds[how] += 1
         assert how == "decoded" and what > 0 or len(what) > 10, name
         assert took < 20, name
         assert isinstance(written, str) and len(written) > 10 or written == {"tags": ["jazz"]}, name
-    assert min(kinds.values()) > 100, kinds
+    assert min(kinds.values()) > count / 5, kinds
     assert grown < 200, f"{grown} MB more than for a good file"

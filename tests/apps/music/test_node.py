@@ -10,17 +10,17 @@ import sys
 import urllib.request
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import quote
 
 import pytest
 
 
 from click.testing import CliRunner
 
-from ostler import OstlerError
+from ostler import ConfigError, OstlerError
 from ostler.apps.music import writing
+from ostler.apps.music.rules import Rules, sizes
 from ostler.cli import cli
-from tests.apps.music.sounds import save
+from tests.apps.music.sounds import corpus, save
 from tests.harness import Node, until
 from tests.stores import new_database
 
@@ -120,6 +120,33 @@ def test_a_library_is_scanned_and_each_track_is_tagged(node, tmp_path):
 def test_pools_have_the_seeds_names(node):
     names = {w["component"] for w in node.workers()}
     assert {"worker:tag:0", "worker:tag:1", "worker:library:0", "worker:calibration:0", "worker:watch:0"} <= names
+    info = node.get("/api/v1/info")[1]
+    assert {pool["pool"]: pool["workers"] for pool in info["pools"]} == {
+        "tag": 2,
+        "library": 2,
+        "calibration": 1,
+        "watch": 1,
+    }
+    assert info["pages"] == [{"title": "Music", "path": "/music"}] and info["worker_enabled"]
+
+
+def test_pools_are_sized_down_on_small_machines():
+    assert [tuple(sizes(cores).values()) for cores in (1, 2, 4, 64)] == [(1, 5, 2), (2, 10, 4), (2, 10, 5), (2, 10, 5)]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("THRESHHOLD", "1", "did you mean OSTLER_MUSIC_THRESHOLD"),
+        ("THRESHOLD", "1.5", "out of range"),
+        ("SETTLE", "soon", "must be a number"),
+        ("RESCAN", "nan", "out of range"),
+        ("ROOTS", "music", "not an absolute path"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(name, value, said):
+    with pytest.raises(ConfigError, match=said):
+        Rules.from_environment({f"OSTLER_MUSIC_{name}": value})
 
 
 def test_a_file_that_crashes_its_worker_three_times_is_toxic_and_the_others_go_on(node, tmp_path):
@@ -304,7 +331,8 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
         wrong: list[str] = []
         page.on("pageerror", lambda error: wrong.append(str(error)))
         page.on("console", lambda said: wrong.append(said.text) if "Content Security Policy" in said.text else None)
-        page.goto(f"{node.url}/music")
+        page.goto(node.url)
+        page.get_by_role("navigation").get_by_role("link", name="Music").click()  # the dashboard has a link
         row = page.locator("#libraries tr").filter(has_text="of the page")
         row.get_by_role("button", name="Show").click()
         page.locator("#failures").get_by_text("it cannot be decoded").wait_for()
@@ -327,7 +355,9 @@ def test_the_page_shows_libraries_distributions_failures_and_plays_what_is_alike
 
 
 def test_commands_show_search_and_export(node, tmp_path):
-    lib = Library(node, fill(tmp_path / "lib", 4)).settled(4)
+    root = fill(tmp_path / "lib", 4)
+    (root / "bad.mp3").write_text("broken")
+    lib = Library(node, root).settled(5)
     assert "tagged" in ostler(node, "status", str(lib.root)).stdout
     found = json.loads(ostler(node, "search", "--text", "002", "--library", str(lib.id), "--json").stdout)
     assert [one["path"] for one in found] == ["002.mp3"]
@@ -335,6 +365,7 @@ def test_commands_show_search_and_export(node, tmp_path):
     assert len(alike) == 2
     file = tmp_path / "list.m3u8"
     assert "4 tracks" in ostler(node, "playlist", "tag1:0", "--library", str(lib.id), "-o", str(file)).stdout
+    assert "4 tracks" in ostler(node, "playlist", "--library", str(lib.id), "-o", str(file)).stdout, "not the bad one"
     lines = file.read_text().splitlines()
     assert lines[0] == "#EXTM3U" and sorted(lines[2::2]) == [str(lib.root / f"{n:03}.mp3") for n in range(4)]
     assert json.loads(
@@ -360,23 +391,40 @@ def test_what_cannot_be_a_library_is_refused(node, body, said):
     assert status == 422 and said in answer["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
+SENSELESS = [
+    *(
         "tracks?tag=rock:loud",
+        "tracks?tag=tag0:nan",
+        "tracks?tag=tag0:2",
         "tracks?state=odd",
         "tracks?limit=0",
         "tracks?limit=100000",
-        "libraries/nothing",
+    ),
+    *("libraries/nothing", "libraries/%00", "libraries/a%2Fb", "libraries/..%2F..%2Fetc", "tracks?library=%00"),
+    *(
         "tracks/999999",
         "tracks/999999/similar",
-        "playlists/a.txt",
-        "libraries/" + quote("a/b", safe=""),
-    ],
-)
-def test_questions_that_make_no_sense_are_answered_with_4xx(node, path):
-    status, answer = node.get(f"/api/v1/{path}")
-    assert 400 <= status < 500 and answer["error"]["message"]
+        "tracks/-1",
+        f"tracks/{2**64}",
+        f"tracks/{2**64}/audio",
+        "tracks/..%2F1/audio",
+    ),
+    *("playlists/a.txt", "playlists/..%2F..%2Fetc%2Fpasswd", f"playlists/a.m3u8?similar={2**64}"),
+]
+
+
+def answers_with_4xx(node: Node) -> None:
+    for path in SENSELESS:
+        status, answer = node.get(f"/api/v1/{path}")
+        assert 400 <= status < 500 and (answer.get("error") or answer)["message"], path
+    for body in ({"path": "/\0"}, {"path": "/\ud800"}, {"path": "/", "name": "\0"}, {"path": 1}):
+        assert node.post("/api/v1/libraries", body)[0] == 422, body
+    assert node.get("/api/v1/tracks?text=%00%FF'%25_")[0] == 200
+    assert node.get("/music/..%2Froutes.py")[0] == 404
+
+
+def test_questions_that_make_no_sense_are_answered_with_4xx(node):
+    answers_with_4xx(node)
 
 
 def test_without_its_model_a_node_does_not_start_and_says_what_to_do(tmp_path):
@@ -387,11 +435,18 @@ def test_without_its_model_a_node_does_not_start_and_says_what_to_do(tmp_path):
     assert done.returncode == 2 and "nothing" in done.stderr
 
 
+def test_a_node_without_the_app_is_told_from_one_without_the_library(node, monkeypatch):
+    assert "there is no library nothing" in ostler(node, "status", "nothing").stderr
+    monkeypatch.setattr("ostler.cli.music._API", "/api/v0")
+    assert "does not run the music tagger; start one with" in ostler(node, "status").stderr
+
+
 def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_path):
     with new_database(postgres) as url:
         node = make_node(*SMALL, app=APP, OSTLER_STORE=url, **RULES)
         lib = Library(node, fill(tmp_path / "lib", 22)).settled(22)
         assert not (node.folder / "music.db").exists()
+        answers_with_4xx(node)
         (lib.root / "000.mp3").rename(lib.root / "x.mp3")
         assert lib.scan()["result"]["moved"] == 1
         _, made = node.post(f"/api/v1/libraries/{lib.id}/calibrate")
@@ -399,6 +454,74 @@ def test_on_postgres_the_tables_are_beside_the_store(make_node, postgres, tmp_pa
         _, alike = node.get(f"/api/v1/tracks/{lib.tracks()['x.mp3']['id']}/similar")
         assert len(alike["tracks"]) == 20
         node.stop()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("count", [60, pytest.param(500, marks=pytest.mark.soak)])
+def test_a_damaged_library_that_is_unplugged_while_workers_are_killed_goes_through_with_every_file_accounted_for(
+    node, tmp_path, count
+):
+    root = tmp_path / "real" / "lib"
+    root.parent.mkdir()
+    assert corpus(root, count) == count
+    before = {path.name: path.read_bytes() for path in root.iterdir()}
+    lib = Library(node, root, name=str(root), write_to="file")
+    for number, share in enumerate((0.1, 0.2)):
+        until(lambda share=share: lib.get()["counts"]["new"] < (1 - share) * count, "some files to be done", 120)
+        os.kill(node.worker(f"worker:tag:{number}")["pid"], signal.SIGKILL)
+    root.rename(tmp_path / "unplugged")
+    until(
+        lambda: not lib.get()["counts"]["new"] or not node.get("/api/v1/info")[1]["queues"]["tag"]["queued"],
+        "jobs",
+        120,
+    )
+    (tmp_path / "unplugged").rename(root)
+    assert lib.scan()["status"] == "done"
+    until(lambda: not lib.get()["counts"]["new"], "every file to be done", 120)
+    assert lib.scan()["status"] == "done"  # which has written what could not be while it was away
+    until(lambda: node.get("/api/v1/info")[1]["queues"]["calibration"]["queued"] == 0, "the writes", 120)
+    found = lib.tracks()
+    assert sorted(found) == sorted(before)
+    assert {one["state"] for one in found.values()} == {"tagged", "failed"}
+
+    def settled() -> bool:
+        return all(accounted(one, root / name, before[name]) for name, one in lib.tracks().items())
+
+    until(settled, "every file to be tagged, or refused with a reason", 60)
+    until(
+        lambda: sorted(before) == sorted(path.name for path in root.iterdir()), "drafts to be taken over or removed", 60
+    )
+    assert ostler(node, "undo", str(lib.id), "--all").code == 0
+    until(lambda: not any(ours(root / name) for name in found), "all tags to be taken out", 60)
+    assert not [path.name for path in root.iterdir() if path.name.startswith(".")]
+    assert all((root / name).read_bytes() == before[name] for name, one in found.items() if one["state"] == "failed")
+
+
+def accounted(track: dict, path: Path, before: bytes) -> bool:
+    """A file that failed, or could not be written, has a reason and is as it was; all others have tags."""
+    if track["state"] == "failed" or (track["reason"] or "").startswith("its tags are in the database alone"):
+        return len(track["reason"]) > 10 and path.read_bytes() == before
+    return track["reason"] is None and "model" in ours(path)
+
+
+def ours(path: Path) -> dict:
+    try:
+        return writing.ours(path)
+    except OstlerError:
+        return {}
+
+
+@pytest.mark.soak
+def test_two_nodes_share_a_library_and_one_of_them_is_killed(make_node, postgres, tmp_path):
+    with new_database(postgres) as url:
+        first, second = (make_node(*SMALL, app=APP, OSTLER_STORE=url, **RULES) for _ in range(2))
+        lib = Library(first, fill(tmp_path / "lib", 200), watch=True)
+        until(lambda: lib.get()["counts"]["tagged"] > 20, "some tracks to be tagged")
+        second.kill()
+        fill(lib.root / "more", 50, start=300)
+        lib.settled(250)
+        assert set(lib.states().values()) == {"tagged"}
+        first.stop()
 
 
 @pytest.mark.models

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
 
-from sqlalchemy import select, update
+from sqlalchemy import inspect, select, text, update
 
-from ostler import BadArguments, Cancelled, Conflict, config
-from ostler.apps.music import catalogue, library
+from ostler import BadArguments, Cancelled, ConfigError, Conflict, config
+from ostler.apps.music import catalogue, library, watching
 from ostler.apps.music.library import Away, Scan
+from ostler.apps.music.moves import content
 from ostler.apps.music.rules import IGNORED, Rules
 from ostler.apps.music.tables import Tables, embeddings, open_tables, scores, tracks
-from ostler.apps.music.walk import File, Problem, Walk, ignoring
+from ostler.apps.music.walk import File, Problem, Walk, ignoring, signed
 from tests.stores import store_of
 
 
@@ -60,6 +63,11 @@ class Library:
             asked = select(tracks).where(tracks.c.library == self.id).order_by(tracks.c.path)
             return {row.shown: (row.id, row.state) for row in connection.execute(asked)}
 
+    def version(self, path: str) -> int:
+        with self.tables.read() as connection:
+            own = (tracks.c.library == self.id) & (tracks.c.shown == path)
+            return connection.execute(select(tracks.c.version).where(own)).scalar_one()
+
     def states(self) -> dict[str, str]:
         return {path: state for path, (_, state) in self.rows().items()}
 
@@ -71,7 +79,7 @@ class Library:
         with self.tables.write() as connection:
             for row in connection.execute(select(tracks).where(tracks.c.library == self.id)).all():
                 path = os.path.join(os.fsencode(self.root), row.path)
-                values = {"state": "tagged", "sha256": library.content(path), "tagged_at": 1, "model": "m"}
+                values = {"state": "tagged", "sha256": content(path), "tagged_at": 1, "model": "m"}
                 connection.execute(update(tracks).where(tracks.c.id == row.id).values(**values))
                 key = {"track": row.id, "model": "m", "at": 1}
                 self.tables.upsert(connection, scores, [{**key, "scores": b"1234"}])
@@ -571,6 +579,225 @@ def test_tables_that_many_processes_open_at_once_are_made_once(tmp_path):
     code = "from ostler import config; from ostler.apps.music.tables import open_tables; open_tables(config.load({'data': 'd'}, environ={}))"
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(4)]
     assert [process.wait(60) for process in started] == [0] * 4
+
+
+# ---- only what has changed
+
+
+def look(lib: Library, *changed: str | bytes) -> dict:
+    """A scan of what a watcher saw; what it found, without zeros."""
+    catalogue.want_scan(lib.tables, lib.id, [os.fsencode(path) for path in changed])
+    return {name: count for name, count in lib.scan().items() if count}
+
+
+def test_only_what_has_changed_is_looked_at(lib):
+    for n in range(5):
+        lib.put(f"a/{n}.mp3")
+        lib.put(f"b/{n}.mp3")
+    lib.scan()
+    whole = lib.shown()["scanned_at"]
+    lib.put("a/1.mp3", "changed")
+    lib.put("a/new/9.mp3", "new")
+    (lib.root / "a/2.mp3").unlink()
+    lib.put("b/1.mp3", "changed too, but nobody said so")
+    assert look(lib, "a/1.mp3", "a/new", "a/2.mp3") == {"seen": 2, "new": 1, "changed": 1, "gone": 1, "partial": True}
+    assert (lib.shown()["scanned_at"], lib.shown()["due"]) == (whole, False)
+    assert lib.found() == {"changed": 1}  # a scan that nobody asked for looks at all
+
+
+def test_a_move_of_files_and_directories_is_seen_from_its_two_paths(lib):
+    for n in range(3):
+        lib.put(f"a/{n}.mp3", f"sound {n}")
+    lib.put("b/7.mp3", "another")
+    lib.scan()
+    lib.tagged()
+    before = lib.rows()
+    (lib.root / "a").rename(lib.root / "c")
+    (lib.root / "b/7.mp3").rename(lib.root / "b/8.mp3")
+    assert look(lib, "a", "c", "b/7.mp3", "b/8.mp3") == {"seen": 4, "moved": 4, "partial": True}
+    assert [lib.rows()[f"c/{n}.mp3"] for n in range(3)] == [before[f"a/{n}.mp3"] for n in range(3)]
+
+
+@pytest.mark.parametrize("why", ["all of it is asked for", "a link", "nothing is left", "it was never scanned"])
+def test_when_in_doubt_the_whole_library_is_looked_at(lib, why, tmp_path):
+    lib.put("a/1.mp3")
+    if why != "it was never scanned":
+        lib.scan()
+    if why == "a link":
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other/x.mp3").write_text("x")
+        (lib.root / "link").symlink_to(tmp_path / "other")
+        assert look(lib, "link/x.mp3") == {"seen": 2, "new": 1}
+    elif why == "nothing is left":
+        (lib.root / "a/1.mp3").unlink()
+        with pytest.raises(Away, match="is it mounted"):
+            look(lib, "a/1.mp3")
+        assert lib.states() == {"a/1.mp3": "new"}
+    elif why == "it was never scanned":
+        assert look(lib, "b") == {"seen": 1, "new": 1}
+    else:
+        assert look(lib, "a", "") == {"seen": 1}
+
+
+def test_what_is_ignored_is_not_looked_at_when_it_changes(lib):
+    lib.put("a/1.mp3")
+    lib.scan()
+    lib.put("@eaDir/x/1.mp3")
+    lib.put("a/.2.mp3")
+    assert look(lib, "@eaDir/x", "a/.2.mp3", "a/cover.jpg", "never/was") == {"partial": True}
+
+
+def test_a_scan_of_changes_that_was_killed_begins_again(lib, monkeypatch):
+    for n in range(30):
+        lib.put(f"a/{n:02}.mp3")
+    lib.put("b/1.mp3")
+    lib.scan()
+    for n in range(30):
+        lib.put(f"a/{n:02}.mp3", "changed")
+    catalogue.want_scan(lib.tables, lib.id, [b"a"])
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(library, "AT_ONCE", 5)
+        left = iter([None, None])
+        lib.scan(7, queue=lambda: next(left, die) and die())
+    done = lib.scan(7)
+    assert done["partial"] and done["resumed"] and done["seen"] == 30
+    assert {path: lib.version(path) for path in ("a/00.mp3", "a/29.mp3", "b/1.mp3")} == {
+        "a/00.mp3": 1,
+        "a/29.mp3": 1,
+        "b/1.mp3": 0,
+    }
+
+
+def die() -> None:
+    raise KeyboardInterrupt
+
+
+def test_a_job_that_lost_its_scan_to_another_one_writes_nothing_more(lib):
+    for n in range(10):
+        lib.put(f"{n}.mp3")
+    late = Scan(lib.tables, lib.id, 1, lambda *_: None, lambda: None)
+    begin = late._begin
+    late._begin = lambda: (begin(), lib.scan(2))[0]
+    with pytest.raises(LookupError, match="another job"):
+        late.run()
+    assert len(lib.states()) == 10 and lib.shown()["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("/music/a/b.mp3", b"a/b.mp3"),
+        ("/music", b""),
+        ("/elsewhere/b.mp3", b""),
+        ("/music/a/\ufffd.mp3", b"a"),
+        ("/music/\ufffd/b.mp3", b""),
+        ("/music/a/.ostler-1234.part", None),
+        ("/music/a/b.mp3.ostler.json", None),
+    ],
+)
+def test_what_a_watcher_sees_is_a_path_in_the_library(name, path):
+    assert watching.within(b"/music", name) == path
+
+
+def test_many_changes_become_few_paths():
+    assert watching.fewer({b"a/1", b"a/2", b"a", b"ab/c"}) == {b"a", b"ab/c"}
+    assert watching.fewer({b"a/b/%d" % n for n in range(100)} | {b"c/1"}) == {b"a/b", b"c/1"}
+    assert watching.fewer({b"%d" % n for n in range(100)}) == {b""}
+    assert watching.fewer({b"", b"a"}) == {b""} and watching.fewer(set()) == set()
+    watcher = watching.Watcher.__new__(watching.Watcher)
+    watcher._lock, watcher._changed = threading.Lock(), set()
+    watcher._saw(b"%d/%d" % (n, n) for n in range(50_000))
+    assert watcher.changed() == {b""} and watcher.changed() == set()
+
+
+# ---- hostile libraries
+
+
+def test_dates_and_names_that_no_database_expects_do_not_stop_a_scan(lib):
+    for n, seconds in enumerate((-(2**40), 2**33, 2**36)):
+        with contextlib.suppress(OSError, OverflowError):  # what a file system takes
+            os.utime(lib.put(f"{n}.mp3"), (seconds, seconds))
+    for name in (
+        b"\xff\xfe.mp3",
+        b"new\nline.mp3",
+        b"\x1b[31mred.mp3",
+        b"' OR 1=1 --.mp3",
+        b"%s%n.mp3",
+        b"a" * 251 + b".mp3",
+    ):
+        lib.put(name)
+    assert lib.scan()["new"] == 9 and lib.found() == {}
+    assert {"\\xff\\xfe.mp3", "new\\nline.mp3", "\\x1b[31mred.mp3"} <= set(lib.states())
+
+
+def test_a_time_of_any_year_is_64_bits_and_always_the_same():
+    assert [signed(n) for n in (0, -1, 2**63 - 1, 2**63, 2**64 - 1, 2**62 * 10**9, -(2**90))] == [
+        *(0, -1, 2**63 - 1, -(2**63), -1),
+        *(0, 0),
+    ]
+
+
+def test_a_link_to_another_library_is_left_out(tables, tmp_path):
+    first, second = Library(tables, tmp_path / "first"), Library(tables, tmp_path / "second")
+    second.put("x/1.mp3")
+    (first.root / "link").symlink_to(second.root / "x")
+    (first.root / "one.mp3").symlink_to(second.root / "x/1.mp3")
+    first.put("2.mp3")
+    first.scan()
+    assert list(first.states()) == ["2.mp3"]
+
+
+def test_with_roots_links_that_lead_out_of_them_are_problems(lib, tmp_path, monkeypatch):
+    (tmp_path / "secret").mkdir()
+    (tmp_path / "secret/key.mp3").write_text("secret")
+    (lib.root / "link").symlink_to(tmp_path / "secret")
+    (lib.root / "key.mp3").symlink_to(tmp_path / "secret/key.mp3")
+    lib.put("1.mp3")
+    monkeypatch.setenv("OSTLER_MUSIC_ROOTS", str(lib.root))
+    lib.scan()
+    assert list(lib.states()) == ["1.mp3"]
+    found = catalogue.problems_of(lib.tables, lib.id, 10)
+    assert [(one["path"], "leads out of" in one["reason"]) for one in found] == [("key.mp3", True), ("link/", True)]
+
+
+# ---- tables of an earlier version
+
+
+def columns(tables: Tables) -> dict[str, list[str]]:
+    with tables.read() as connection:
+        there, schema = inspect(connection), "music" if tables.beside_jobs else None
+        names = sorted(there.get_table_names(schema))
+        return {name: sorted(one["name"] for one in there.get_columns(name, schema)) for name in names}
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def settings(request, tmp_path):
+    with store_of(request) as url:
+        yield config.load({"store": url, "data": str(tmp_path / "data")}, environ={})
+
+
+def test_tables_of_an_earlier_version_are_brought_up_to_date_and_those_of_a_later_one_refused(settings, tmp_path):
+    old = open_tables(settings)
+    wanted = columns(old)
+    lib = Library(old, tmp_path / "lib")
+    lib.put("BJ\u00d6RK.mp3")
+    lib.scan()
+    place = "music." if old.beside_jobs else ""
+    with old.write() as connection:  # as they were before there were versions
+        for table in ("version", "changes"):
+            connection.execute(text(f"DROP TABLE {place}{table}"))
+        for column in ("tracks DROP COLUMN words", "written DROP COLUMN place"):
+            connection.execute(text(f"ALTER TABLE {place}{column}"))
+    old.close()
+    new = open_tables(settings)
+    assert columns(new) == wanted
+    with new.read() as connection:
+        assert connection.execute(select(tracks.c.words)).scalars().all() == ["bj\u00f6rk.mp3"]
+    with new.write() as connection:
+        connection.execute(text(f"INSERT INTO {place}version VALUES (99)"))
+    new.close()
+    with pytest.raises(ConfigError, match="later Ostler"):
+        open_tables(settings)
 
 
 @pytest.mark.soak

@@ -8,7 +8,7 @@ import pytest
 
 import numpy as np
 
-from sqlalchemy import insert, update
+from sqlalchemy import insert, select, update
 
 from ostler import BadArguments, NotFound, config
 from ostler.apps.music import catalogue, playlists
@@ -22,6 +22,7 @@ from ostler.apps.music.tables import (
     scores,
     thresholds,
     tracks,
+    words,
 )
 from tests.stores import store_of
 
@@ -46,6 +47,7 @@ class Music:
     def track(self, library: int, path: str, values=None, vector=None, **facts) -> int:
         row = {"library": library, "path": path.encode(), "shown": path, "format": "mp3", "size": 1, "mtime_ns": 1}
         row |= {"inode": 1, "state": "new", "added_at": 1, **facts}
+        row["words"] = words(path, *(facts.get(name) for name in ("title", "artist", "album")))
         with self.tables.write() as connection:
             made = connection.execute(insert(tracks).values(**row)).inserted_primary_key[0]
         if values is not None:
@@ -158,6 +160,14 @@ def test_similar_tracks_are_those_whose_embeddings_point_the_same_way(music):
         music.like(999)
 
 
+def test_words_are_compared_without_case_and_whatever_way_accents_are_written(music):
+    a = music.library("a")
+    music.track(a, "1.mp3", title="BJ\u00d6RK 100%_\u00df")
+    music.track(a, "Bjo\u0308rk/2.mp3")
+    assert music.found(text="bj\u00f6rk") == music.found(text="Bjo\u0308RK") == ["1.mp3", "Bjo\u0308rk/2.mp3"]
+    assert music.found(text="100%_SS") == ["1.mp3"] and music.found(text="100__ss") == []
+
+
 def test_tracks_are_found_by_words_and_state(music):
     here = music.library("here")
     music.track(here, "a/one.mp3", [0.9, 0, 0], title="Über den Wolken", artist="R. Mey")
@@ -167,6 +177,16 @@ def test_tracks_are_found_by_words_and_state(music):
     assert music.found(text="100%") == ["a/100%.mp3"] and music.found(text="0%m") == []
     assert music.found(text="e_i") == ["a/100%.mp3"] and music.found("rock", text="one") == ["a/one.mp3"]
     assert music.found(state="failed") == ["b.mp3"]
+
+
+def test_a_look_at_the_tables_is_of_one_moment(music):
+    track = music.track(music.library("a"), "1.mp3")
+    with music.tables.read() as connection:
+        asked = select(tracks.c.model).where(tracks.c.id == track)
+        assert connection.execute(asked).scalar() is None
+        music.tag(track, [0.1, 0.2, 0.3], [1, 2, 3])
+        assert connection.execute(asked).scalar() is None
+        assert connection.execute(select(scores.c.track).where(scores.c.track == track)).all() == []
 
 
 def test_one_track_has_its_tags_scores_and_thresholds(music):
@@ -191,6 +211,8 @@ def test_playlists_have_paths_byte_by_byte(music):
         b"#EXTM3U\n#EXTINF:62,C - A B\n/here/a.mp3\n#EXTINF:-1,\\xff.mp3\n/here/\xff.mp3\n"
     )
     assert b"\na.mp3\n" in playlists.m3u(found, relative=True)
+    found[0]["raw"] = b"#1.mp3"
+    assert b"\n./#1.mp3\n" in playlists.m3u(found, relative=True), "it would be a comment"
 
 
 def test_a_smart_playlist_searches_by_the_written_tags():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 from ostler import ConfigError
+from ostler.apps import variables
 
 PREFIX = "OSTLER_BROWSERS_"
 _USER = "nobody"
@@ -28,12 +28,7 @@ class Given:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Given:
         """As the environment sets them; raises ConfigError for what cannot be."""
-        known = [PREFIX + f.name.upper() for f in fields(cls)]
-        for name in (n for n in environ if n.startswith(PREFIX) and n not in known):
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "docs/browsers.md lists the known ones"
-            raise ConfigError(f"environment variable {name} is no setting of the browser grid; {hint}")
-        given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
+        given = variables.given(cls, PREFIX, "browser grid", "docs/browsers.md", environ)
         return cls(
             pools=tuple(given.get("pools", "").replace(",", " ").split()),
             drivers=tuple(filter(None, given.get("drivers", "").split(os.pathsep))),

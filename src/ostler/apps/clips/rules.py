@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import hashlib
 import math
 import os
 import resource
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ostler import ConfigError, Fail
+from ostler.apps import variables
 
 PREFIX = "OSTLER_CLIPS_"
 SHORTEST = 0.1  # seconds; less than that may hold no frame at all
@@ -72,13 +72,8 @@ class Rules:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Rules:
         """The rules as the environment sets them; raises ConfigError for what cannot be."""
-        known = [PREFIX + f.name.upper() for f in fields(cls)]
-        for name in (n for n in environ if n.startswith(PREFIX) and n not in known):
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "docs/clips.md lists the known ones"
-            raise ConfigError(f"environment variable {name} is no setting of the clip service; {hint}")
-        given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
-        return cls(**{name: _read(name, text) for name, text in given.items()})
+        found = variables.given(cls, PREFIX, "clip service", "docs/clips.md", environ)
+        return cls(**{name: _read(name, text) for name, text in found.items()})
 
     @property
     def max_bytes(self) -> int:
@@ -169,21 +164,12 @@ def _read(name: str, text: str) -> Any:
     if name == "ffmpeg":
         return text
     if name == "roots":
-        return tuple(_root(Path(part), variable) for part in text.split(os.pathsep) if part)
+        return variables.roots(variable, text)
     if name in ("http", "http_private"):
         if text not in ("0", "1"):
             raise ConfigError(f"{variable} must be 1 or 0, found {text!r}")
         return text == "1"
-    try:
-        number = float(text)
-    except ValueError:
-        raise ConfigError(f"{variable} must be a number, found {text!r}") from None
+    number = variables.number(variable, text)
     if not 0 <= number < math.inf or (number == 0 and not name.endswith("_ttl")):
         raise ConfigError(f"{variable} must be more than 0, found {text!r}")
     return number
-
-
-def _root(path: Path, variable: str) -> Path:
-    if not path.is_absolute():
-        raise ConfigError(f"{variable}: {str(path)!r} is not an absolute path")
-    return path.resolve()

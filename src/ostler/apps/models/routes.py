@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Coroutine
-from functools import cache
 from importlib.resources import files
 from typing import Any
 
@@ -15,7 +14,7 @@ from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from ostler import Body, NotFound, PayloadTooLarge
+from ostler import Body, PayloadTooLarge
 from ostler.apps.models import shapes
 from ostler.calls.body import read_form
 from ostler.calls.calling import CallOptions
@@ -29,13 +28,6 @@ from ostler.web.render import JSONResponse
 _JSON = 4_194_304  # bytes of a request that is JSON without a file in it
 _FILE_JSON = 33_554_432  # … with a file in it
 _IS_JSON = ("application/json", "")
-_PAGE = {
-    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; media-src data:; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-cache",
-}
-_KINDS = {"html": "text/html; charset=utf-8", "js": "text/javascript; charset=utf-8"}
 
 
 def router(node: NodeApi) -> APIRouter:
@@ -106,14 +98,7 @@ def router(node: NodeApi) -> APIRouter:
     async def health() -> Response:
         return JSONResponse(_health(node))
 
-    @routes.get("/models", include_in_schema=False)
-    async def page() -> Response:
-        return _asset("page.html")
-
-    @routes.get("/models/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        return _asset(name)
-
+    routes.include_router(node.page("Models", "/models", files("ostler.apps.models") / "page"))
     return routes
 
 
@@ -250,18 +235,3 @@ def _inlined(value: Any, known: dict[str, Any]) -> Any:
         named = value.get("$ref")
         return _inlined(known[named], known) if named else {key: _inlined(one, known) for key, one in value.items()}
     return [_inlined(one, known) for one in value] if isinstance(value, list) else value
-
-
-# ---- the page
-
-
-@cache
-def _pages() -> dict[str, bytes]:
-    folder = files("ostler.apps.models") / "page"
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def _asset(name: str) -> Response:
-    if name not in _pages():
-        raise NotFound(f"there is no page /models/{name}")
-    return Response(_pages()[name], headers=_PAGE, media_type=_KINDS[name.rpartition(".")[2]])

@@ -37,7 +37,7 @@ def load_model() -> None:
 @app.job(queue="library", attempts=3, unique=True)
 def scan(job: Job, library: int) -> dict[str, Any]:
     """Bring a library's rows up to date, and have new and changed files tagged. Goes on where an earlier run of it was killed."""
-    from ostler.apps.music import tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
     from ostler.apps.music.library import Away, Found, Scan  # noqa: PLC0415
 
     opened = tables.here()
@@ -47,26 +47,27 @@ def scan(job: Job, library: int) -> dict[str, Any]:
         job.progress(99 * done, f"{found.seen} files")
 
     try:
-        found = Scan(opened, library, job.id, tick, lambda: queue_tags(library)).run()
+        found = Scan(opened, library, job.id, tick, lambda: queue_tags(library), queue_writes).run()
     except Away as away:
         raise Fail("AWAY", str(away)) from None
     except LookupError as error:
         raise Fail("NOT_FOUND", str(error)) from None
+    if not found.partial:
+        catalogue.recover(opened, library, _is_live)
     queue_tags(library)
     return found.result()
 
 
 _TAG_RUNS = 3
-_AT_ONCE = 1000  # jobs in one transaction
 
 
 @app.job(queue="tag", attempts=_TAG_RUNS, timeout=900, unique=True)
-def tag(job: Job, track: int, version: int) -> dict[str, Any]:  # noqa: ARG001  the version makes the job another one
+def tag(job: Job, track: int, version: int) -> dict[str, Any]:
     """Find a track's tags and write them. A file that cannot be decoded fails for good; one that crashes its workers becomes toxic."""
     from ostler.apps.music import tables, tagging  # noqa: PLC0415
 
     crashes = app.settings().crash_limit
-    return tagging.Tagging(tables.here(), job, track, crashes=crashes, runs=_TAG_RUNS).run()
+    return tagging.Tagging(tables.here(), job, track, version, crashes=crashes, runs=_TAG_RUNS).run()
 
 
 # Not unique, as one that runs may have looked already.
@@ -126,9 +127,12 @@ def rewrite(job: Job, library: int) -> int:
 
 
 def queue_writes(tracks: list[int]) -> None:
-    """Store a job for each track whose tags are to be written."""
-    for first in range(0, len(tracks), _AT_ONCE):
-        write.enqueue_many([{"track": track} for track in tracks[first : first + _AT_ONCE]])
+    """Store a job for each of these tracks whose tags are to be written, or taken out: not where they only ever were in the database."""
+    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+
+    for first in range(0, len(tracks), tables.AT_ONCE):
+        found = catalogue.written_outside(tables.here(), tracks[first : first + tables.AT_ONCE])
+        write.enqueue_many([{"track": track} for track in found])
 
 
 def queue_tags(library: int) -> int:

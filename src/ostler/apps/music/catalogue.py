@@ -12,9 +12,22 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, s
 from ostler import BadArguments, Conflict, InputError, NotFound
 from ostler.apps.music.library import AGAIN
 from ostler.apps.music.rules import IGNORED, STATES, WRITE_TO, Rules
-from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, libraries, now_ms, problems, shown, tracks
+from ostler.apps.music.tables import (
+    AT_ONCE,
+    Tables,
+    as_dict,
+    changes,
+    libraries,
+    now_ms,
+    problems,
+    shown,
+    tracks,
+    written,
+)
+from ostler.apps.music.walk import inside, located
 
 _RECENT = 120_000  # ms of tagging that the estimate is made from
+_ASKED = 100  # jobs that are looked at at once
 _NAME = 200
 _PATTERNS = 200
 
@@ -36,22 +49,25 @@ class Refused(InputError):
 
 def add(tables: Tables, rules: Rules, path: str, wishes: Mapping[str, Any]) -> int:
     """Make a directory a library; its id. Raises Refused, BadArguments or Conflict; then nothing was stored."""
-    root = os.fsencode(path)
-    if not os.path.isabs(root):  # noqa: PTH117  bytes
-        raise Refused(f"{path!r} is not an absolute path")
+    try:
+        root = os.fsencode(path)
+    except UnicodeEncodeError:
+        root = b""
+    if not os.path.isabs(root) or b"\0" in root:  # noqa: PTH117  bytes
+        raise Refused(f"{path!r:.200} is not an absolute path")
     root = os.path.realpath(root)
     if not os.path.isdir(root):  # noqa: PTH112  bytes
         raise Refused(f"{shown(root)} is not a directory on the node's machine")
     if not os.access(root, os.R_OK | os.X_OK):
         raise Refused(f"{shown(root)} cannot be read by the node's user")
     allowed = [os.fsencode(one) for one in rules.roots]
-    if allowed and not any(_inside(root, one) for one in allowed):
+    if allowed and not inside(root, allowed):
         raise Refused(f"{shown(root)} is not below one of OSTLER_MUSIC_ROOTS")
     values = checked({"write_to": "database", "ignore": list(IGNORED), "watch": True, **wishes})
     values.setdefault("name", shown(os.path.basename(root)) or "/")  # noqa: PTH119  bytes
     with tables.write() as connection:
         for row in connection.execute(select(libraries.c.id, libraries.c.root, libraries.c.shown, libraries.c.name)):
-            if _inside(root, row.root) or _inside(row.root, root):
+            if inside(root, [row.root]) or inside(row.root, [root]):
                 raise Conflict(
                     f"{shown(root)} and library {row.id} ({row.shown}) are the same, or one is inside the other"
                 )
@@ -88,8 +104,6 @@ def checked(wishes: Mapping[str, Any]) -> dict[str, Any]:
 def change(tables: Tables, library: int, wishes: Mapping[str, Any]) -> None:
     """Change what is said of a library. Other ignore patterns are a reason to scan it."""
     values: dict[str, Any] = checked(wishes)
-    if "ignore" in values:
-        values["wanted"] = libraries.c.wanted + 1
     with tables.write() as connection:
         taken = and_(libraries.c.name == values.get("name"), libraries.c.id != library)
         if "name" in values and connection.execute(select(libraries.c.id).where(taken)).first():
@@ -99,14 +113,19 @@ def change(tables: Tables, library: int, wishes: Mapping[str, Any]) -> None:
             and not connection.execute(update(libraries).where(libraries.c.id == library).values(**values)).rowcount
         ):
             raise unknown_library(library)
+    if "ignore" in values:
+        want_scan(tables, library)
 
 
-def want_scan(tables: Tables, library: int) -> None:
-    """A scan that begins from now on is due."""
+def want_scan(tables: Tables, library: int, paths: Iterable[bytes] = (b"",)) -> None:
+    """A scan that begins from now on is due: of the whole library, or of what is at these paths and below them."""
+    own = libraries.c.id == library
     with tables.write() as connection:
-        raised = update(libraries).where(libraries.c.id == library).values(wanted=libraries.c.wanted + 1)
-        if not connection.execute(raised).rowcount:
+        if not connection.execute(update(libraries).where(own).values(wanted=libraries.c.wanted + 1)).rowcount:
             raise unknown_library(library)
+        wanted = connection.execute(select(libraries.c.wanted).where(own)).scalar_one()
+        rows = [{"library": library, "path": path, "wanted": wanted} for path in paths]
+        tables.upsert(connection, changes, rows)
 
 
 def remove(tables: Tables, library: int) -> int:
@@ -121,6 +140,7 @@ def remove(tables: Tables, library: int) -> int:
 
 def find(tables: Tables, named: str) -> int:
     """The id of the library with this id, name or path. Raises NotFound."""
+    named = named.replace("\0", "")  # which PostgreSQL does not take
     same = [libraries.c.name == named, libraries.c.shown == named]
     if named.isascii() and named.isdigit() and len(named) < 18:
         same.append(libraries.c.id == int(named))
@@ -237,8 +257,8 @@ def _queued(connection: Connection, rows: Sequence[Any], jobs: Sequence[int]) ->
 
 
 def pages(tables: Tables, library: int) -> Iterator[list[int]]:
-    """The ids of a library's tagged tracks that are there, a page at a time."""
-    own = and_(tracks.c.library == library, tracks.c.tagged_at.is_not(None), tracks.c.state != "gone")
+    """The ids of a library's tagged tracks, also of those that are gone, a page at a time."""
+    own = and_(tracks.c.library == library, tracks.c.tagged_at.is_not(None))
     last = 0
     while True:
         asked = select(tracks.c.id).where(own, tracks.c.id > last).order_by(tracks.c.id).limit(AT_ONCE)
@@ -248,6 +268,15 @@ def pages(tables: Tables, library: int) -> Iterator[list[int]]:
             return
         yield page
         last = page[-1]
+
+
+def written_outside(tables: Tables, some: Sequence[int]) -> list[int]:
+    """Those of some tracks whose tags are, or are to be, in files."""
+    asked = select(tracks.c.id).join(libraries, libraries.c.id == tracks.c.library)
+    asked = asked.outerjoin(written, written.c.track == tracks.c.id).order_by(tracks.c.id)
+    outside = or_(libraries.c.write_to != "database", written.c.track.is_not(None))
+    with tables.read() as connection:
+        return list(connection.execute(asked.where(tracks.c.id.in_(some), outside)).scalars())
 
 
 def retry(tables: Tables, library: int | None, states: Sequence[str], track: int | None = None) -> dict[int, int]:
@@ -265,21 +294,22 @@ def retry(tables: Tables, library: int | None, states: Sequence[str], track: int
 
 
 def recover(tables: Tables, library: int, is_live: Callable[[int], bool]) -> int:
-    """Have tracks tagged whose jobs have ended without a word, such as cancelled ones; how many."""
+    """Have tracks tagged whose jobs have ended without a word, such as cancelled ones, or those of a node with a full disk; how many.
+
+    The oldest jobs are asked first, and no more once some of them are all live.
+    """
     waiting = and_(tracks.c.library == library, tracks.c.state == "new", tracks.c.job.is_not(None))
-    last = count = 0
+    count = 0
     while True:
-        asked = (
-            select(tracks.c.id, tracks.c.job).where(waiting, tracks.c.id > last).order_by(tracks.c.id).limit(AT_ONCE)
-        )
+        asked = select(tracks.c.id, tracks.c.job).where(waiting).order_by(tracks.c.job).limit(_ASKED)
         with tables.read() as connection:
             rows = connection.execute(asked).all()
-        if not rows:
-            return count
         lost = [row.id for row in rows if not is_live(row.job)]
+        if not lost:
+            return count
         with tables.write() as connection:
             connection.execute(update(tracks).where(tracks.c.id.in_(lost), waiting).values(**AGAIN))
-        count, last = count + len(lost), rows[-1].id
+        count += len(lost)
 
 
 def not_failed(track: int, state: str) -> Conflict:
@@ -290,12 +320,15 @@ def not_failed(track: int, state: str) -> Conflict:
 
 
 def place(tables: Tables, track: int) -> tuple[bytes, str]:
-    """Where a track's file is, and its format. Raises NotFound."""
+    """Where a track's file is, and its format. Raises NotFound, also where a link leads out of OSTLER_MUSIC_ROOTS."""
     with tables.read() as connection:
         row = connection.execute(_placed().where(tracks.c.id == track)).first()
     if row is None:
         raise NotFound(f"there is no track {track}")
-    return os.path.join(row.root, row.path), row.format  # noqa: PTH118  bytes
+    try:
+        return located(row.root, row.path), row.format
+    except PermissionError as error:
+        raise NotFound(f"the file of track {track} cannot be sent: {error.strerror}") from None
 
 
 def with_places(tables: Tables, found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -312,7 +345,3 @@ def with_places(tables: Tables, found: Sequence[Mapping[str, Any]]) -> list[dict
 def _placed() -> Any:
     columns = (tracks.c.id, tracks.c.path, tracks.c.format, libraries.c.root)
     return select(*columns).join(libraries, libraries.c.id == tracks.c.library)
-
-
-def _inside(path: bytes, other: bytes) -> bool:
-    return path == other or path.startswith(other.rstrip(b"/") + b"/")

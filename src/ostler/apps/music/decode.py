@@ -6,10 +6,8 @@ worker, and is then charged to the job.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import resource
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ import av.filter
 import numpy as np
 
 from ostler import Fail
+from ostler.apps.music.memory import MOST, limited_memory
 from ostler.apps.music.spectrogram import RATE, Floats
 
 _PIECE = 10 * RATE  # samples given at a time
@@ -46,7 +45,7 @@ class Limits:
 
     seconds: float = 1800.0
     time: float = 300.0
-    memory: float = 1024.0
+    memory: float = MOST
 
 
 @dataclass(slots=True)
@@ -66,7 +65,7 @@ class Source:
             raise Undecodable("the file is empty")
         try:
             with (
-                _limited_memory(self.limits.memory),
+                limited_memory(self.limits.memory),
                 av.open(os.fsdecode(self.path), options=OPTIONS, metadata_errors="replace") as container,
             ):
                 yield from self._decoded(container)
@@ -87,12 +86,12 @@ class Source:
         stream.codec_context.thread_count = 1  # workers are processes: one core each
         left = int(self.limits.seconds * RATE)
         for samples in _converted(self._frames(container, stream)):
+            self.cut = len(samples) > left
             self.seconds += len(samples[:left]) / RATE
-            if len(samples):
+            if len(samples[:left]):
                 yield samples[:left]
-            left -= len(samples)
-            if left <= 0:
-                self.cut = left < 0 or self.cut
+            left -= len(samples[:left])
+            if self.cut:
                 return
 
     def _frames(self, container: Any, stream: Any) -> Iterator[Any]:
@@ -106,21 +105,6 @@ class Source:
                 yield from (frame for frame in packet.decode() if not _before_start(frame))
             except (av.error.InvalidDataError, av.error.ArgumentError, av.error.PatchWelcomeError):
                 self.damaged += 1
-
-
-@contextlib.contextmanager
-def _limited_memory(megabytes: float) -> Iterator[None]:
-    """A few bytes in a file can ask a decoder for gigabytes: within it they are refused."""
-    before = resource.getrlimit(resource.RLIMIT_DATA)
-    with open("/proc/self/statm") as file:  # noqa: PTH123
-        used = int(file.read().split()[5]) * resource.getpagesize()
-    limit = used + int(megabytes * 2**20)
-    soft = min(n for n in (limit, *before) if n != resource.RLIM_INFINITY)
-    resource.setrlimit(resource.RLIMIT_DATA, (soft, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_DATA, before)
 
 
 def _before_start(frame: Any) -> bool:

@@ -10,7 +10,10 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
+import itertools
+import math
 import os
 import shutil
 import struct
@@ -20,6 +23,7 @@ from typing import IO, Any
 from ostler import Fail
 from ostler.apps.music import id3
 from ostler.apps.music.id3 import Tags
+from ostler.apps.music.walk import plain
 
 _ATOM = "----:com.apple.iTunes:"
 _V1 = 128  # bytes of an ID3v1 tag, at the end of the file
@@ -98,6 +102,8 @@ def understood() -> Iterator[None]:
     try:
         yield
     except MutagenError as error:
+        if isinstance(error.__context__, MemoryError):
+            raise MemoryError from None  # noqa: TRY004  what went wrong, not what was found
         cause = error.args[0] if error.args else None
         if isinstance(cause, OSError) and cause.errno is not None:
             raise cause from None
@@ -134,19 +140,30 @@ def ours(found: Any, which: str, prefix: str) -> dict[str, list[str]]:
 def others(found: Any, which: str, prefix: str) -> Any:
     """All tags that are not ours, as values to compare."""
     if which in ("mp3", "wav"):
-        known = sorted(repr(f) for f in found.values() if not getattr(f, "desc", "").lower().startswith(prefix))
-        return known, sorted(found.unknown_frames)
+        known = [f for f in found.values() if not getattr(f, "desc", "").lower().startswith(prefix)]
+        return sorted(str([type(f), *map(_value, vars(f).items())]) for f in known), sorted(found.unknown_frames)
     if which == "m4a":
         return {
-            name: repr(values) for name, values in (found.tags or {}).items() if not name.startswith(_ATOM + prefix)
+            name: [(repr(vars(one)) if hasattr(one, "__dict__") else "", _value(one)) for one in values]
+            if isinstance(values, list)
+            else repr(values)
+            for name, values in (found.tags or {}).items()
+            if not name.startswith(_ATOM + prefix)
         }
     pairs = [(name, value) for name, value in found.tags or () if not name.lower().startswith(prefix)]
     if any("\ufffd" in value for _, value in pairs):
         raise Unwritable(
             "one of its tags is not valid UTF-8 and could not be kept as it is; repair it with a tag editor"
         )
-    pictures = [picture.write() for picture in getattr(found, "pictures", ())]
+    pictures = [_value(picture.write()) for picture in getattr(found, "pictures", ())]
     return getattr(found.tags, "vendor", ""), pairs, pictures
+
+
+def _value(value: Any) -> str:
+    """A value to compare; of a picture its hash, because it may have many megabytes."""
+    if isinstance(value, tuple):
+        return f"{value[0]}={_value(value[1])}"
+    return hashlib.sha256(value).hexdigest() if isinstance(value, bytes) else repr(value)
 
 
 def rewritten(source: IO[bytes], target: IO[bytes], which: str, prefix: str, wanted: Tags) -> None:
@@ -299,7 +316,7 @@ def described(file: IO[bytes], which: str) -> tuple[str | None, str | None, str 
     tags = found.tags if found.tags is not None else {}
     names = _NAMES["id3" if which in ("mp3", "wav") else which if which == "m4a" else "vorbis"]
     title, artist, album = (_text(tags.get(name)) for name in names)
-    return title, artist, album, float(length) if length else None
+    return title, artist, album, float(length) if length and math.isfinite(length) else None
 
 
 _NAMES = {
@@ -312,4 +329,4 @@ _NAMES = {
 def _text(value: Any) -> str | None:
     """All values of a tag as one text."""
     values = getattr(value, "text", value) or []
-    return "; ".join(text for one in values if (text := str(one).strip())) or None
+    return "; ".join(text for one in itertools.islice(values, 20) if (text := plain(str(one)))) or None

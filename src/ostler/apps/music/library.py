@@ -7,25 +7,38 @@ the path that the scan has reached: a scan that is killed goes on there.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, select, update
+from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
 
 from ostler import Cancelled
-from ostler.apps.music.tables import AT_ONCE, Tables, libraries, now_ms, problems, shown, tracks
+from ostler.apps.music import outputs
+from ostler.apps.music.moves import CANDIDATES, COMPARED, Moves
+from ostler.apps.music.rules import Rules
+from ostler.apps.music.tables import (
+    AT_ONCE,
+    Tables,
+    below,
+    changes,
+    libraries,
+    now_ms,
+    problems,
+    shown,
+    tracks,
+    words,
+    written,
+)
 from ostler.apps.music.walk import File, Problem, Walk, ignoring, said
 
 _PAGE = 5_000  # rows read at once
 _EVERY = 10_000  # files after which the position is written, also when nothing has changed
 _SECONDS = 1.0  # … and so long
-_CANDIDATES = 50  # rows of the same size that a new file is compared with
-_CHUNK = 1 << 20
+_PATHS = 2_000  # that have changed: if more have, all is looked at
 GONE = "it is not in the library any more: deleted, moved away or ignored"
 
 
@@ -45,6 +58,7 @@ class Found:
     back: int = 0
     problems: int = 0
     resumed: bool = False
+    partial: bool = False  # only what was seen to change was looked at
 
     def result(self) -> dict[str, Any]:
         return dict(self.__dict__)
@@ -70,13 +84,25 @@ Tick = Callable[[float, Found], None]
 class Scan:
     """One look at a library, by one job. `run` may be repeated by that job after a kill: it goes on where the last transaction ended.
 
+    Where it is known what has changed, only that is looked at, unless links or missing files leave a doubt.
     `tick(done, found)` is called now and then with the share that is done; what it raises ends the scan. `queue()` is called after
-    each transaction that made tracks to be tagged.
+    each transaction that made tracks to be tagged, `rewrite(tracks)` for those whose tags may be written at another place, or not at all.
     """
 
-    def __init__(self, tables: Tables, library: int, job: int, tick: Tick, queue: Callable[[], object]) -> None:
-        self._tables, self._id, self._job, self._tick, self._queue = tables, library, job, tick, queue
+    def __init__(
+        self,
+        tables: Tables,
+        library: int,
+        job: int,
+        tick: Tick,
+        queue: Callable[[], object],
+        rewrite: Callable[[list[int]], object] = lambda _: None,
+    ) -> None:
+        self._tables, self._id, self._job, self._tick = tables, library, job, tick
+        self._queue, self._rewrite = queue, rewrite
+        self._own = and_(libraries.c.id == library, libraries.c.scan_job == job)  # no other job has begun a scan since
         self._position = b""  # the last path that was compared
+        self._scope: list[bytes] = []  # the paths that are to be looked at; none: all
         self._found, self._batch = Found(), _Batch()
         self._left: set[int] = set()  # tracks that this scan found gone: a move may bring them back
         self._began = self._written = time.monotonic()
@@ -85,12 +111,14 @@ class Scan:
     def run(self) -> Found:
         """Raises Away, and LookupError when the library was removed."""
         row = self._begin()
-        self._root, self._expected, self._known = row.root, row.files, self._count()
-        walk = Walk(row.root, ignoring(json.loads(row.ignore)))
+        self._root, self._known = row.root, self._count()
+        walk = self._walk(row)
         try:
             self._identity = _identity(row.root)
-            self._compare(walk, self._position)
-            self._flush(1.0)
+            if not (self._scope and self._looked_at_changes(walk)):
+                self._expected = row.files
+                self._compare(walk, self._rows(), self._position)
+                self._flush(1.0)
         except OSError as error:
             reason = f"{row.shown} cannot be read: {said(error)}; is it mounted?"
             self._give_up("away", reason)
@@ -103,7 +131,44 @@ class Scan:
             raise
         self._sweep(walk.drafts)
         self._finish()
+        self._found.partial = bool(self._scope)
         return self._found
+
+    def _walk(self, row: Any) -> Walk:
+        with self._tables.read() as connection:
+            others = connection.execute(select(libraries.c.root).where(libraries.c.id != self._id)).scalars().all()
+        roots = [os.fsencode(one) for one in Rules.from_environment().roots]
+        return Walk(row.root, ignoring(json.loads(row.ignore)), roots=roots, others=others)
+
+    def _looked_at_changes(self, walk: Walk) -> bool:
+        """Look only at what has changed; False where that leaves a doubt, and all is to be looked at."""
+        self._position, self._found.seen, self._expected = b"", 0, 0
+        with contextlib.suppress(OSError):
+            if self._is_sure(walk):
+                self._flush(1.0)
+                return True
+        self._position, self._found.seen, self._batch, self._scope = b"", 0, _Batch(), []
+        return False
+
+    def _is_sure(self, walk: Walk) -> bool:
+        real = os.path.realpath(self._root)
+        for done, path in enumerate(self._scope):
+            place = os.path.join(real, path)  # noqa: PTH118  bytes
+            if os.path.islink(place) or os.path.realpath(place) != place:  # noqa: PTH114  bytes
+                return False  # what links lead to depends on all others
+            self._position = b""
+            self._compare(walk.below(path), self._rows(path), b"")
+            self._advance(done / len(self._scope))
+        # Where all that is left has vanished it may be unplugged.
+        return not self._batch.gone or bool(self._found.seen) or self._has_others()
+
+    def _has_others(self) -> bool:
+        """Whether files are there that are not to be looked at."""
+        some = select(tracks.c.path).where(tracks.c.library == self._id, tracks.c.state != "gone").limit(CANDIDATES)
+        gone = {row["path_was"] for row in self._batch.gone}
+        with self._tables.read() as connection:
+            places = [path for path in connection.execute(some).scalars() if path not in gone]
+        return any(os.path.exists(os.path.join(self._root, path)) for path in places)  # noqa: PTH110, PTH118  bytes
 
     def _sweep(self, folders: set[bytes]) -> None:
         """Remove what killed writes left behind."""
@@ -131,23 +196,47 @@ class Scan:
                 begun |= {"scan": self._number, "scan_job": self._job, "scan_wanted": row.wanted, "cursor": b""}
                 begun |= {"started_at": now_ms(), "progress": 0.0, "seen": 0}
             connection.execute(update(libraries).where(own).values(**begun))
+            seen = and_(changes.c.library == self._id, changes.c.wanted <= self._wanted)
+            self._scope = list(
+                connection.execute(select(changes.c.path).where(seen).order_by(changes.c.path)).scalars()
+            )
+        if b"" in self._scope or len(self._scope) > _PATHS or row.scanned_at is None or row.state == "away":
+            self._scope = []
         return row
 
     def _finish(self) -> None:
         took = round(time.monotonic() - self._began, 3)
-        values = {"cursor": None, "state": "ready", "reason": None, "scanned_at": now_ms(), "progress": 1.0}
-        values |= {"seen": self._found.seen, "files": self._found.seen, "took": took, "done": self._wanted}
+        values = {"cursor": None, "state": "ready", "reason": None, "progress": 1.0, "took": took, "done": self._wanted}
+        if not self._scope:
+            values |= {"seen": self._found.seen, "files": self._found.seen, "scanned_at": now_ms()}
         with self._tables.write() as connection:
-            connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
+            connection.execute(update(libraries).where(self._own).values(**values))
             # What this scan did not find is no problem any more.
             old = and_(problems.c.library == self._id, problems.c.scan < self._number)
-            connection.execute(delete(problems).where(old))
+            for path in self._scope or [b""]:
+                connection.execute(delete(problems).where(old, below(problems.c.path, path)))
+            self._settle(connection)
+            left = list(connection.execute(self._unwritten()).scalars())
+        self._rewrite(left)
+
+    def _unwritten(self) -> Any:
+        """The tracks whose tags are not where they are to be: they were away when these were taken out, or a disk was full."""
+        late = or_(written.c.target != libraries.c.write_to, tracks.c.reason.startswith(outputs.UNWRITTEN))
+        found = select(tracks.c.id).join(libraries, libraries.c.id == tracks.c.library)
+        found = found.outerjoin(written, written.c.track == tracks.c.id)
+        return found.where(tracks.c.library == self._id, tracks.c.state == "tagged", late)
+
+    def _settle(self, connection: Connection) -> None:
+        """What was to be looked at was looked at."""
+        seen = and_(changes.c.library == self._id, changes.c.wanted <= self._wanted)
+        connection.execute(delete(changes).where(seen))
 
     def _give_up(self, state: str, reason: str) -> None:
         """The scan is over, and is not due any more."""
         values = {"state": state, "reason": reason, "cursor": None, "done": self._wanted}
         with self._tables.write() as connection:
-            connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
+            connection.execute(update(libraries).where(self._own).values(**values))
+            self._settle(connection)
 
     def _count(self) -> int:
         """How many tracks there are, as far as the rows say."""
@@ -157,9 +246,8 @@ class Scan:
 
     # ---- the two streams
 
-    def _compare(self, walk: Walk, after: bytes) -> None:
+    def _compare(self, walk: Iterable[File | Problem], rows: Iterator[Any], after: bytes) -> None:
         """Files and rows behind a path, side by side."""
-        rows = self._rows()
         row = next(rows, None)
         for item in walk:
             if item.path <= after and isinstance(item, File):
@@ -177,8 +265,8 @@ class Scan:
                 else:
                     self._batch.new.append(item)
             self._position = max(self._position, item.path)
-            self._advance(walk.done)
-        if self._known and not self._found.seen:
+            self._advance(getattr(walk, "done", 0.0))
+        if self._known and not self._found.seen and not self._scope:
             raise Away(
                 f"{shown(self._root)} has no music in it, but {self._known} tracks are known; is it mounted? "
                 "If they are deleted for good: ostler music remove"
@@ -186,17 +274,19 @@ class Scan:
         while row is not None:
             self._missing(row)
             self._position = row.path
-            self._advance(walk.done)
+            self._advance(getattr(walk, "done", 0.0))
             row = next(rows, None)
 
-    def _rows(self) -> Iterator[Any]:
-        """The rows behind the position, a page at a time. A page begins behind what was compared: a row that a move has put there
+    def _rows(self, path: bytes = b"") -> Iterator[Any]:
+        """The rows at a path and below it, behind the position, a page at a time. A page begins behind what was compared: a row that a move has put there
         meanwhile is not looked at again.
         """
         last = self._position
         while True:
             last = max(last, self._position)
-            asked = select(*_COMPARED).where(tracks.c.library == self._id, tracks.c.path > last)
+            asked = select(*COMPARED).where(
+                tracks.c.library == self._id, tracks.c.path > last, below(tracks.c.path, path)
+            )
             with self._tables.read() as connection:
                 page = connection.execute(asked.order_by(tracks.c.path).limit(_PAGE)).all()
             yield from page
@@ -239,25 +329,32 @@ class Scan:
         batch, self._batch = self._batch, _Batch()
         if self._expected:
             done = min(1.0, self._found.seen / self._expected)
-        moves = self._moves(batch.new) if self._known and batch.new else {}
+        moves = Moves(self._tables, self._id, self._root).of(batch.new) if self._known and batch.new else {}
         if batch.gone and _identity(self._root) != self._identity:
             raise Away(f"{shown(self._root)} was unmounted or replaced during the scan")
-        values = {"cursor": self._position, "progress": done, "seen": self._found.seen}
+        values = {"cursor": b"" if self._scope else self._position, "progress": done, "seen": self._found.seen}
         with self._tables.write() as connection:
-            held = connection.execute(update(libraries).where(libraries.c.id == self._id).values(**values))
-            if not held.rowcount:
-                raise LookupError(f"library {self._id} was removed during the scan")
+            if not connection.execute(update(libraries).where(self._own).values(**values)).rowcount:
+                raise LookupError(f"library {self._id} was removed during the scan, or another job scans it")
             self._write(connection, batch, moves)
         self._written, self._written_at = time.monotonic(), self._found.seen
         if batch.new or batch.changed or batch.back:
             self._queue()
+        self._rewrite([*moves.values(), *(row["key"] for row in batch.back)])
         self._tick(done, self._found)
 
     def _write(self, connection: Connection, batch: _Batch, moves: dict[bytes, int]) -> None:
         now, own = now_ms(), tracks.c.id == bindparam("key")
         moved = [{"key": moves[f.path], **_facts(f), **_place(f)} for f in batch.new if f.path in moves]
         new = [
-            {"library": self._id, "state": "new", "added_at": now, **_facts(f), **_place(f)}
+            {
+                "library": self._id,
+                "state": "new",
+                "added_at": now,
+                **_facts(f),
+                **_place(f),
+                "words": words(shown(f.path)),
+            }
             for f in batch.new
             if f.path not in moves
         ]
@@ -268,6 +365,9 @@ class Scan:
             self._found.gone += connection.execute(leave, batch.gone).rowcount
             self._left.update(row["key"] for row in batch.gone)
         if moved:
+            told = select(tracks.c.id, tracks.c.title, tracks.c.artist, tracks.c.album)
+            found = {row.id: row[1:] for row in connection.execute(told.where(tracks.c.id.in_(moves.values())))}
+            moved = [{**row, "words": words(row["shown"], *found.get(row["key"], ()))} for row in moved]
             revived = case((tracks.c.state == "gone", func.coalesce(tracks.c.before, "new")), else_=tracks.c.state)
             reason = case((tracks.c.state == "gone", None), else_=tracks.c.reason)
             connection.execute(update(tracks).where(own).values(state=revived, reason=reason, before=None), moved)
@@ -287,77 +387,9 @@ class Scan:
         place = {"path": problem.path, "shown": shown(problem.path)}
         return {"library": self._id, **place, "reason": problem.reason, "scan": self._number}
 
-    # ---- files that were moved
-
-    def _moves(self, new: list[File]) -> dict[bytes, int]:
-        """Which new files are known under another path, where no file is any more: the ids of their rows.
-
-        The same inode, size and time, or else the same content, which is read only where a missing file had the same size.
-        """
-        found: dict[bytes, int] = {}
-        taken: set[int] = set()
-        for file, row in self._same(new, tracks.c.inode, "inode"):
-            if file.path in found or row.id in taken or (row.size, row.mtime_ns) != (file.size, file.mtime_ns):
-                continue
-            if self._is_missing(row):
-                found[file.path] = row.id
-                taken.add(row.id)
-        rest, hashes = [file for file in new if file.path not in found], dict[bytes, bytes | None]()
-        for file, row in self._same(rest, tracks.c.size, "size"):
-            if file.path in found or row.id in taken or row.sha256 is None or not self._is_missing(row):
-                continue
-            if file.path not in hashes:
-                hashes[file.path] = self._content(file.path)
-            if hashes[file.path] == row.sha256:
-                found[file.path] = row.id
-                taken.add(row.id)
-        return found
-
-    def _same(self, files: list[File], column: Any, name: str) -> Iterator[tuple[File, Any]]:
-        """Files with the rows that have the same value, those that are gone first; a few for each."""
-        wanted = {getattr(file, name) for file in files}
-        if not wanted:
-            return
-        gone = case((tracks.c.state == "gone", 0), else_=1)
-        asked = select(*_COMPARED, tracks.c.sha256).where(tracks.c.library == self._id, column.in_(wanted))
-        by_value: dict[int, list[Any]] = {}
-        with self._tables.read() as connection:
-            for row in connection.execute(asked.order_by(gone).limit(_CANDIDATES * AT_ONCE)):
-                by_value.setdefault(getattr(row, name), []).append(row)
-        for file in files:
-            for row in by_value.get(getattr(file, name), ())[:_CANDIDATES]:
-                yield file, row
-
-    def _is_missing(self, row: Any) -> bool:
-        if row.state == "gone":
-            return True
-        try:
-            os.lstat(os.path.join(self._root, row.path))  # noqa: PTH118  bytes
-        except (FileNotFoundError, NotADirectoryError):
-            return True
-        except OSError:
-            pass
-        return False
-
-    def _content(self, path: bytes) -> bytes | None:
-        try:
-            return content(os.path.join(self._root, path))  # noqa: PTH118  bytes
-        except OSError:
-            return None
-
 
 # A track that is to be tagged (again): another version, so that a job for the one before does not stand for it.
 AGAIN = {"state": "new", "reason": None, "before": None, "job": None, "version": tracks.c.version + 1}
-_COMPARED = tuple(tracks.c[name] for name in ("id", "path", "size", "mtime_ns", "inode", "state", "before"))
-
-
-def content(path: bytes) -> bytes:
-    """The hash of a file's bytes."""
-    digest = hashlib.sha256()
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123  bytes
-        while data := file.read(_CHUNK):
-            digest.update(data)
-    return digest.digest()
 
 
 def _facts(file: File) -> dict[str, Any]:

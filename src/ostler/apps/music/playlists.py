@@ -22,6 +22,8 @@ def m3u(tracks: Iterable[Mapping[str, Any]], *, relative: bool) -> bytes:
         path = track["raw"] if relative else os.path.join(track["root"], track["raw"])  # noqa: PTH118  bytes
         if b"\n" in path or b"\r" in path:
             continue
+        if path.startswith(b"#"):  # or it would be a comment
+            path = b"./" + path
         lines += [f"#EXTINF:{round(track['duration'] or -1)},{_title(track)}".encode("utf-8", "replace"), path]
     return b"\n".join(lines) + b"\n"
 

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 from collections.abc import Callable
-from functools import cache
 from importlib.resources import files
 from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Query, Request
+from fastapi import Path as PathParameter
 from fastapi.responses import FileResponse, Response
 
 from ostler import BadArguments, NotFound, PayloadTooLarge
 from ostler.apps.music import calibration, catalogue, playlists, search
 from ostler.apps.music.rules import STATES, Rules
 from ostler.apps.music.tables import Tables, now_ms, open_tables
+from ostler.apps.music.walk import plain
 from ostler.web import body as bodies
 from ostler.web.extend import NodeApi
 from ostler.web.render import JSONResponse
@@ -36,21 +38,14 @@ _Without = Annotated[list[str] | None, Query(alias="without", max_length=50, des
 _Text = Annotated[str, Query(max_length=200, description="words of path, title, artist or album")]
 _Library = Annotated[str | None, Query(description="id, name or path of a library")]
 _Limit = Annotated[int, Query(ge=1, le=search.MOST)]
+_Track = Annotated[int, PathParameter(ge=1, le=2**63 - 1)]
 _After = Annotated[int, Query(ge=0, le=10_000_000, description="how many to leave out")]
 
 
 def router(node: NodeApi, rules: Rules) -> APIRouter:
     routes = APIRouter(tags=["music"])
     routes.include_router(_api(node, rules), prefix="/api/v1")
-
-    @routes.get("/music", include_in_schema=False)
-    async def page() -> Response:
-        return _asset("page.html")
-
-    @routes.get("/music/{name}", include_in_schema=False)
-    async def asset(name: str) -> Response:
-        return _asset(name)
-
+    routes.include_router(node.page("Music", "/music", files("ostler.apps.music") / "page"))
     return routes
 
 
@@ -125,9 +120,10 @@ def _libraries(routes: APIRouter, node: NodeApi, rules: Rules, tables: Tables) -
         return JSONResponse({"library": number, "job": job["id"]}, 202)
 
     @routes.post("/libraries/{library}/retry", status_code=202, summary="Tag failed and toxic tracks again")
-    async def retry(library: str) -> Response:
+    async def retry(library: str, all: bool = False) -> Response:  # noqa: A002  a parameter of the URL
+        """`all`: tagged ones too, after another model was chosen or files were made writable. What is known of their content is used."""
         number = await _number(tables, library)
-        found = await _off(lambda: catalogue.retry(tables, number, _AGAIN))
+        found = await _off(lambda: catalogue.retry(tables, number, (*_AGAIN, "tagged") if all else _AGAIN))
         await node.enqueue("queue", {"library": number})
         return JSONResponse({"library": number, "tracks": found.get(number, 0)}, 202)
 
@@ -183,16 +179,16 @@ def _tracks(routes: APIRouter, node: NodeApi, tables: Tables, finder: search.Sea
         return JSONResponse({"tracks": await _off(lambda: finder.find(query))})
 
     @routes.get("/tracks/{track}", summary="One track with its tags, scores and thresholds")
-    async def one(track: int) -> Response:
+    async def one(track: _Track) -> Response:
         return JSONResponse(await _off(lambda: finder.one(track)))
 
     @routes.get("/tracks/{track}/similar", summary="Tracks that sound alike, the nearest first")
-    async def similar(track: int, limit: _Limit = 20, library: _Library = None) -> Response:
+    async def similar(track: _Track, limit: _Limit = 20, library: _Library = None) -> Response:
         number = await _number(tables, library) if library else None
         return JSONResponse({"tracks": await _off(lambda: finder.similar(track, limit, number))})
 
     @routes.post("/tracks/{track}/retry", status_code=202, summary="Tag a track again that failed or was toxic")
-    async def retry(track: int) -> Response:
+    async def retry(track: _Track) -> Response:
         found = await _off(lambda: catalogue.retry(tables, None, _AGAIN, track))
         if not found:
             state = (await _off(lambda: finder.one(track)))["state"]
@@ -204,7 +200,7 @@ def _tracks(routes: APIRouter, node: NodeApi, tables: Tables, finder: search.Sea
     @routes.api_route(
         "/tracks/{track}/audio", methods=["GET", "HEAD"], summary="The file itself, whole or a range of it"
     )
-    async def audio(track: int) -> Response:
+    async def audio(track: _Track) -> Response:
         path, kind = await _off(lambda: catalogue.place(tables, track))
         if not await _off(lambda: os.path.isfile(path)):  # noqa: PTH113  bytes
             raise NotFound(f"the file of track {track} is not there; is its library mounted?")
@@ -221,7 +217,7 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
         text: _Text = "",
         library: _Library = None,
         limit: _Limit = 100,
-        similar: int | None = None,
+        similar: Annotated[int | None, Query(ge=1, le=2**63 - 1)] = None,
         relative: bool = False,
     ) -> Response:
         """`similar`: tracks that sound like this one. `relative`: paths from the library's root."""
@@ -238,30 +234,12 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
                 if similar is None
                 else [finder.one(similar), *finder.similar(similar, limit, query.library)]
             )
-            return playlists.m3u(catalogue.with_places(tables, found), relative=relative)
+            sound = [
+                one for one in found if one["state"] not in _AGAIN
+            ]  # what could not be decoded can hardly be played
+            return playlists.m3u(catalogue.with_places(tables, sound), relative=relative)
 
         return Response(await _off(made), media_type="audio/x-mpegurl")
-
-
-_POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; connect-src 'self'; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-)
-_PAGE = {"Content-Security-Policy": _POLICY, "X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
-_KINDS = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
-
-
-@cache
-def _pages() -> dict[str, bytes]:
-    folder = files("ostler.apps.music") / "page"
-    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-
-
-def _asset(name: str) -> Response:
-    if name not in _pages():
-        raise NotFound(f"there is no page /music/{name}")
-    kind = _KINDS[name.rpartition(".")[2]]
-    return Response(_pages()[name], headers=_PAGE, media_type=f"{kind}; charset=utf-8")
 
 
 _WISHES = {
@@ -304,7 +282,7 @@ async def _query(
     if state is not None and state not in STATES:
         raise BadArguments(f"state must be one of {', '.join(STATES)}, found {state!r:.100}")
     number = await _number(tables, library) if library else None
-    return search.Query(tuple(map(_tag, tags or ())), tuple(without or ()), number, state, text, limit, after)
+    return search.Query(tuple(map(_tag, tags or ())), tuple(without or ()), number, state, plain(text), limit, after)
 
 
 def _tag(text: str) -> tuple[str, float | None]:
@@ -313,9 +291,12 @@ def _tag(text: str) -> tuple[str, float | None]:
     if not colon:
         return text, None
     try:
-        return name, float(score)
+        least = float(score)
     except ValueError:
-        raise BadArguments(f"tag must be a name, or a name and a score such as rock:0.4, found {text!r:.100}") from None
+        least = math.nan
+    if not 0 <= least <= 1:
+        raise BadArguments(f"tag must be a name, or a name and a score such as rock:0.4, found {text!r:.100}")
+    return name, least
 
 
 async def _object(request: Request) -> dict[str, Any]:

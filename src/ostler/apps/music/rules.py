@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ostler import ConfigError
+from ostler.apps import variables
 
 PREFIX = "OSTLER_MUSIC_"
 FORMATS = ("mp3", "flac", "ogg", "opus", "m4a", "wav")
@@ -35,13 +35,8 @@ class Rules:
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Rules:
         """The rules as the environment sets them; raises ConfigError for what cannot be."""
-        known = [PREFIX + f.name.upper() for f in fields(cls)]
-        for name in (n for n in environ if n.startswith(PREFIX) and n not in known):
-            close = difflib.get_close_matches(name, known, 1)
-            hint = f"did you mean {close[0]}?" if close else "docs/music.md lists the known ones"
-            raise ConfigError(f"environment variable {name} is no setting of the music tagger; {hint}")
-        given = {f.name: environ[PREFIX + f.name.upper()] for f in fields(cls) if environ.get(PREFIX + f.name.upper())}
-        return cls(**{name: _read(name, text) for name, text in given.items()})
+        found = variables.given(cls, PREFIX, "music tagger", "docs/music.md", environ)
+        return cls(**{name: _read(name, text) for name, text in found.items()})
 
     def models_in(self, data: Path) -> Path:
         """The directory of models."""
@@ -58,17 +53,8 @@ def _read(name: str, text: str) -> Any:
     if name in ("model", "models", "sidecars"):
         return text
     if name == "roots":
-        return tuple(_root(Path(part), variable) for part in text.split(os.pathsep) if part)
-    try:
-        number = float(text)
-    except ValueError:
-        raise ConfigError(f"{variable} must be a number, found {text!r}") from None
+        return variables.roots(variable, text)
+    number = variables.number(variable, text)
     if not 0 <= number < math.inf or (name == "threshold" and number > 1):
         raise ConfigError(f"{variable} is out of range, found {text!r}; docs/music.md says what is possible")
     return number
-
-
-def _root(path: Path, variable: str) -> Path:
-    if not path.is_absolute():
-        raise ConfigError(f"{variable}: {str(path)!r} is not an absolute path")
-    return Path(os.path.realpath(path))

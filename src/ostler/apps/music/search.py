@@ -20,7 +20,7 @@ from sqlalchemy import Connection, Table, and_, or_, select
 
 from ostler import BadArguments, NotFound
 from ostler.apps.music import outputs
-from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, embeddings, libraries, models, scores, tracks
+from ostler.apps.music.tables import AT_ONCE, Tables, as_dict, embeddings, libraries, models, scores, tracks, words
 
 Floats = NDArray[np.float32]
 
@@ -207,7 +207,7 @@ class Search:
     def _listed(self, query: Query) -> list[dict[str, Any]]:
         asked = _joined().where(*_conditions(query)).order_by(tracks.c.library, tracks.c.path)
         with self.tables.read() as connection:
-            return [_shown(row) for row in connection.execute(asked.limit(query.limit).offset(query.after))]
+            return self._shown(connection, connection.execute(asked.limit(query.limit).offset(query.after)).all())
 
     # ---- rows
 
@@ -259,8 +259,26 @@ class Search:
         with self.tables.read() as connection:
             for first in range(0, len(ids), AT_ONCE):
                 part = tracks.c.id.in_(ids[first : first + AT_ONCE])
-                found |= {row.id: _shown(row) for row in connection.execute(_joined().where(part))}
+                rows = connection.execute(_joined().where(part)).all()
+                found |= {one["id"]: one for one in self._shown(connection, rows)}
         return [found[track] for track in ids if track in found]
+
+    def _shown(self, connection: Connection, rows: Sequence[Any]) -> list[dict[str, Any]]:
+        """Rows as they are answered, with the tags of each."""
+        own = and_(scores.c.track.in_([row.id for row in rows]), tracks.c.model == scores.c.model)
+        asked = select(scores.c.track, scores.c.scores).join(tracks, tracks.c.id == scores.c.track)
+        blobs = {row.track: row.scores for row in connection.execute(asked.where(own))} if rows else {}
+        known: dict[Any, Any] = {}
+        for key in {(row.library, row.model) for row in rows if row.id in blobs}:
+            known[key] = outputs.names(connection, key[1]), outputs.in_force(connection, *key)[1]
+
+        def tags(row: Any) -> list[str]:
+            if row.id not in blobs:
+                return []
+            names, limits = known[row.library, row.model]
+            return outputs.chosen(names, outputs.floats(blobs[row.id]), limits, self.threshold)
+
+        return [{**_shown(row), "tags": tags(row)} for row in rows]
 
     def _model(self, library: int | None) -> str | None:
         """The model that was used last, in a library or at all."""
@@ -309,10 +327,7 @@ def _conditions(query: Query) -> list[Any]:
     if query.library is not None:
         found.append(tracks.c.library == query.library)
     found.append(tracks.c.state == query.state if query.state else tracks.c.state != "gone")
-    for word in query.text.split():
-        like = f"%{word.replace('~', '~~').replace('%', '~%').replace('_', '~_')}%"
-        columns = (tracks.c.shown, tracks.c.title, tracks.c.artist, tracks.c.album)
-        found.append(or_(*(column.ilike(like, escape="~") for column in columns)))
+    found += [tracks.c.words.contains(word, autoescape=True) for word in words(query.text).split()]
     return found
 
 

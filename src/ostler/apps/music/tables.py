@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import threading
 import time
+import unicodedata
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,14 +32,23 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    and_,
+    bindparam,
     create_engine,
     event,
+    func,
+    insert,
+    inspect,
+    or_,
+    select,
     text,
+    true,
+    update,
 )
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.schema import CreateIndex, CreateTable
 
-from ostler import StoreBusy
+from ostler import ConfigError, StoreBusy
 from ostler.config import Settings
 
 SCHEMA = "music"
@@ -112,6 +123,7 @@ tracks = Table(
     Column("artist", Text),
     Column("album", Text),
     Column("duration", Double),
+    Column("words", Text),  # path, title, artist and album as a search compares them
     UniqueConstraint("library", "path"),
     Index("tracks_by_state", "library", "state", "job"),
     Index("tracks_by_inode", "library", "inode"),
@@ -119,6 +131,15 @@ tracks = Table(
     Index("tracks_by_content", "sha256"),
     Index("tracks_by_time", "library", "tagged_at"),
     sqlite_autoincrement=True,
+)
+
+# Where something has changed since the last scan; an empty path is the whole library. `wanted` is the library's when it was seen.
+changes = Table(
+    "changes",
+    metadata,
+    Column("library", _Id, ForeignKey("libraries.id", ondelete="CASCADE"), primary_key=True),
+    Column("path", LargeBinary, primary_key=True),
+    Column("wanted", BigInteger, nullable=False),
 )
 
 problems = Table(
@@ -189,6 +210,7 @@ written = Table(
     Column("target", Text, nullable=False),  # file or sidecar
     Column("tags", Text, nullable=False),  # JSON: what is there now
     Column("before", Text),  # JSON: what was there of ours before the first write
+    Column("place", LargeBinary),  # where the sidecar file is
 )
 
 
@@ -197,8 +219,22 @@ def now_ms() -> int:
 
 
 def shown(path: bytes) -> str:
-    """A path that any database and terminal takes: bytes that are no UTF-8 become escapes."""
-    return path.decode("utf-8", "backslashreplace")
+    """A path that any database and terminal takes: bytes that are no UTF-8, and control characters, become escapes."""
+    text = path.decode("utf-8", "backslashreplace")
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+_CONTROL = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029]")
+
+
+def below(column: Column[Any], path: bytes) -> Any:
+    """The rows at a path and below it; all of them for an empty one."""
+    return true() if not path else or_(column == path, and_(column > path + b"/", column < path + b"0"))
+
+
+def words(*texts: str | None) -> str:
+    """Texts as a search compares them: without case, and with accents written in one way, on any database."""
+    return unicodedata.normalize("NFC", "\n".join(text for text in texts if text).casefold())
 
 
 class Tables:
@@ -213,7 +249,8 @@ class Tables:
     @contextlib.contextmanager
     def read(self) -> Iterator[Connection]:
         """One consistent look."""
-        with _ours(), self.engine.connect() as connection:
+        consistent = {"isolation_level": "REPEATABLE READ"} if self.beside_jobs else {}  # as on SQLite
+        with _ours(), self.engine.connect().execution_options(**consistent) as connection:
             yield connection
 
     @contextlib.contextmanager
@@ -246,21 +283,78 @@ def _ours() -> Iterator[None]:
 
 
 def open_tables(settings: Settings) -> Tables:
-    """The tables of the node with these settings, made where they are missing. Each process opens its own."""
+    """The tables of the node with these settings, made or brought up to date where need be. Each process opens its own."""
     from ostler.store.database import is_postgres  # noqa: PLC0415
 
     postgres = is_postgres(settings.store)
     engine = _postgres(settings.store) if postgres else _sqlite(settings.data_dir / "music.db")
     made = Tables(engine)
-    with made.write() as connection:
-        if postgres:
-            connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
-            connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
-        for table in metadata.sorted_tables:
-            connection.execute(CreateTable(table, if_not_exists=True))
-            for index in sorted(table.indexes, key=lambda index: str(index.name)):
-                connection.execute(CreateIndex(index, if_not_exists=True))
+    try:
+        with made.read() as connection:
+            is_current = _version(connection) == VERSION
+        if not is_current:
+            with made.write() as connection:
+                _upgrade(connection)
+    except BaseException:
+        made.close()
+        raise
     return made
+
+
+# ---- versions: 1 had no table that said so
+
+VERSION = 2
+version = Table("version", metadata, Column("number", Integer, primary_key=True))
+
+
+def _version(connection: Connection) -> int:
+    """The version of the tables that are there; 0: none are."""
+    schema = None if connection.dialect.name == "sqlite" else SCHEMA
+    there = inspect(connection)
+    if not there.has_table("version", schema):
+        return int(there.has_table("libraries", schema))
+    return int(connection.execute(select(func.max(version.c.number))).scalar_one())
+
+
+def _upgrade(connection: Connection) -> None:
+    """Make what is missing, add what later versions have, and write down the version; all or nothing."""
+    if connection.dialect.name != "sqlite":
+        connection.execute(text(f"SELECT pg_advisory_xact_lock({_LOCK})"))
+        connection.execute(text(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}"))
+    found = _version(connection)
+    if found > VERSION:
+        raise ConfigError(
+            f"the music library's tables are of version {found}, made by a later Ostler; this one knows up to {VERSION}"
+        )
+    for table in metadata.sorted_tables:
+        connection.execute(CreateTable(table, if_not_exists=True))
+    for number in range(max(1, found) + 1, VERSION + 1) if found else ():
+        _STEPS[number](connection)
+    for table in metadata.sorted_tables:
+        for index in sorted(table.indexes, key=lambda index: str(index.name)):
+            connection.execute(CreateIndex(index, if_not_exists=True))
+    if found != VERSION:
+        connection.execute(insert(version).values(number=VERSION))
+
+
+def _to_2(connection: Connection) -> None:
+    """Words to search by, and where sidecar files are."""
+    _add_column(connection, tracks.c.words)
+    _add_column(connection, written.c.place)
+    told = (tracks.c.id, tracks.c.shown, tracks.c.title, tracks.c.artist, tracks.c.album)
+    fill, last = update(tracks).where(tracks.c.id == bindparam("key")), 0
+    while page := connection.execute(select(*told).where(tracks.c.id > last).order_by(tracks.c.id).limit(5_000)).all():
+        connection.execute(fill, [{"key": row[0], "words": words(*row[1:])} for row in page])
+        last = page[-1].id
+
+
+_STEPS = {2: _to_2}  # how tables of the version before become those of a version
+
+
+def _add_column(connection: Connection, column: Column[Any]) -> None:
+    place = "" if connection.dialect.name == "sqlite" else f"{SCHEMA}."
+    kind = column.type.compile(connection.dialect)
+    connection.execute(text(f"ALTER TABLE {place}{column.table.name} ADD COLUMN {column.name} {kind}"))
 
 
 def _postgres(url: str) -> Engine:

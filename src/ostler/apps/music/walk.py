@@ -13,9 +13,10 @@ import stat
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from ostler.apps.music.rules import FORMATS
+from ostler.apps.music.rules import FORMATS, Rules
 
 _SUFFIXES = {b"." + name.encode(): name for name in FORMATS}
+LEADS_OUT = "it is a link that leads out of OSTLER_MUSIC_ROOTS"
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 
 
@@ -60,9 +61,28 @@ def ignoring(patterns: Sequence[str]) -> Ignore:
     return ignored
 
 
-def signed(inode: int) -> int:
-    """An inode number as databases take it: 64 bits with a sign."""
-    return inode - (1 << 64) if inode >= 1 << 63 else inode
+def signed(number: int) -> int:
+    """A number as databases take it, 64 bits with a sign: inodes use all 64, and a file may be of the year 300,000."""
+    return (number + (1 << 63)) % (1 << 64) - (1 << 63)
+
+
+def file_facts(facts: os.stat_result) -> dict[str, int]:
+    """What a row says of a file, by which a scan sees whether it has changed."""
+    return {"size": facts.st_size, "mtime_ns": signed(facts.st_mtime_ns), "inode": signed(facts.st_ino)}
+
+
+def inside(path: bytes, folders: Sequence[bytes]) -> bool:
+    """Whether a path is one of the directories, or below one of them."""
+    return any(path == one or path.startswith(one.rstrip(b"/") + b"/") for one in folders)
+
+
+def located(root: bytes, path: bytes) -> bytes:
+    """Where a track's file really is. Raises PermissionError where a link leads out of OSTLER_MUSIC_ROOTS."""
+    real = os.path.realpath(os.path.join(root, path))  # noqa: PTH118  bytes
+    roots = [os.fsencode(one) for one in Rules.from_environment().roots]
+    if roots and not inside(real, roots):
+        raise PermissionError(errno.EACCES, LEADS_OUT, os.fsdecode(path))
+    return real
 
 
 class _Folder:
@@ -76,12 +96,16 @@ class _Folder:
 class Walk:
     """The files under `root`. `done` (0 to 1) says how far it is, from the shape of the tree alone.
 
-    A symlink to something inside the library is left out, because that has a path of its own; one to a directory outside is followed,
-    and no such directory is entered twice: so a loop of links ends.
+    A symlink to something inside the library, or to another library, is left out, because that has a path of its own; one to a directory
+    outside is followed, and no such directory is entered twice: so a loop of links ends. Where there are `roots`, a link that leads out of
+    them is a problem.
     """
 
-    def __init__(self, root: bytes, ignore: Ignore) -> None:
-        self.root, self._ignore = root, ignore
+    def __init__(
+        self, root: bytes, ignore: Ignore, *, roots: Sequence[bytes] = (), others: Sequence[bytes] = ()
+    ) -> None:
+        """`others` are the roots of other libraries."""
+        self.root, self._ignore, self._roots, self._others = root, ignore, roots, others
         self._real = os.path.realpath(root)
         self._entered: set[tuple[int, int]] = set()  # directories outside, which links lead to
         self.done = 0.0
@@ -89,7 +113,21 @@ class Walk:
 
     def __iter__(self) -> Iterator[File | Problem]:
         """Raises OSError when the root itself cannot be listed."""
-        stack = [_Folder(b"", self._list(b""), 1.0)]
+        return self._files([_Folder(b"", self._list(b""), 1.0)])
+
+    def below(self, path: bytes) -> Iterator[File | Problem]:
+        """What is at this path, file or directory, and below it; nothing where it is not there, or is left out. Raises OSError."""
+        parent = path.rpartition(b"/")[0]
+        parts = parent.split(b"/") if parent else []
+        if any(self._ignore(b"/".join(parts[: n + 1]), True) for n in range(len(parts))):
+            return iter(())
+        try:
+            entries = [one for one in self._list(parent) if one[0] == path]
+        except (FileNotFoundError, NotADirectoryError):
+            return iter(())
+        return self._files([_Folder(parent, entries, 0.0)])
+
+    def _files(self, stack: list[_Folder]) -> Iterator[File | Problem]:
         while stack:
             folder = stack[-1]
             if folder.next == len(folder.entries):
@@ -101,6 +139,10 @@ class Walk:
                 self.done += folder.share
                 if found := self._file(path, entry):
                     yield found
+                continue
+            if self._leads_out_of_roots(entry):
+                self.done += folder.share
+                yield Problem(path + b"/", LEADS_OUT)
                 continue
             try:
                 entries = self._list(path)
@@ -146,7 +188,7 @@ class Walk:
     def _leads_out(self, entry: os.DirEntry[bytes], is_folder: bool) -> bool:
         """Whether a link leads out of the library, to a directory where no other link led before."""
         target = os.path.realpath(entry.path)
-        if target == self._real or target.startswith(self._real.rstrip(b"/") + b"/"):
+        if inside(target, [self._real, *self._others]) or any(inside(one, [target]) for one in self._others):
             return False
         if not is_folder:
             return True
@@ -156,10 +198,14 @@ class Walk:
             return False
         known = (facts.st_dev, facts.st_ino) in self._entered
         self._entered.add((facts.st_dev, facts.st_ino))
-        return not known and not (self._real + b"/").startswith(target.rstrip(b"/") + b"/")
+        return not known and not inside(self._real, [target])
 
-    @staticmethod
-    def _file(path: bytes, entry: os.DirEntry[bytes]) -> File | Problem | None:
+    def _leads_out_of_roots(self, entry: os.DirEntry[bytes]) -> bool:
+        return bool(self._roots) and entry.is_symlink() and not inside(os.path.realpath(entry.path), self._roots)
+
+    def _file(self, path: bytes, entry: os.DirEntry[bytes]) -> File | Problem | None:
+        if self._leads_out_of_roots(entry):
+            return Problem(path, LEADS_OUT)
         try:
             facts = entry.stat()
         except OSError as error:
@@ -169,9 +215,14 @@ class Walk:
         if not stat.S_ISREG(facts.st_mode):
             return Problem(path, "it is not a regular file")
         kind = _SUFFIXES[os.path.splitext(path)[1].lower()]  # noqa: PTH122  bytes
-        return File(path, kind, facts.st_size, facts.st_mtime_ns, signed(facts.st_ino))
+        return File(path, kind, **file_facts(facts))
 
 
 def said(error: OSError) -> str:
     """The reason in words, without the path: that is shown beside it."""
     return (error.strerror or str(error)).lower()
+
+
+def plain(text: str, most: int = 1_000) -> str:
+    """A text from a file as any database and terminal takes it: no control characters, and not too long."""
+    return " ".join("".join(one if one.isprintable() else " " for one in text[:most]).split())

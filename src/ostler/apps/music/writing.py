@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from ostler.apps.music import formats
 from ostler.apps.music.formats import Unwritable
+from ostler.apps.music.memory import limited_memory
 
 NAMESPACE = "ostler"
 _DRAFT = (b".ostler-", b".part")
@@ -36,14 +37,13 @@ class Changed(OSError):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Our tags as they were and as they are. `changed` is false where they were the same and nothing was written; `links` counts the other names
-    (hard links) of the old file, which still have the old content.
-    """
+    """Our tags as they were and as they are. `changed` is false where they were the same and nothing was written. `facts` and `sha256` are of the file that was written, whatever is there now."""
 
     before: dict[str, list[str]]
     after: dict[str, list[str]]
     changed: bool
-    links: int = 0
+    facts: os.stat_result | None = None
+    sha256: bytes = b""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +59,12 @@ class Described:
 def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str = NAMESPACE) -> Written:
     """Make these the file's tags under `namespace:`, and remove what else is there under it; nothing else in the file changes.
 
-    A symbolic link is followed. Raises Unwritable (a Fail) where the file can never have tags, PermissionError where it is read-only, Changed where
+    A symbolic link is followed; other names (hard links) keep the old content. Raises Unwritable (a Fail) where the file can never have tags, PermissionError where it is read-only, Changed where
     somebody else has it in hand, and other OSErrors as they come (a full disk). The file is then as it was.
     """
     prefix, wanted = f"{namespace}:", _clean(tags)
     real = os.path.realpath(os.fsencode(path))
-    with open(real, "rb") as source:  # noqa: PTH123  bytes
+    with _bounded(), open(real, "rb") as source:  # noqa: PTH123  bytes
         facts = os.fstat(source.fileno())
         _check_writable(real, facts)
         which = formats.kind(source)
@@ -83,25 +83,34 @@ def write(path: Path, tags: Mapping[str, str | Sequence[str]], *, namespace: str
                 raise
             _like(real, facts, target.fileno())
             os.fsync(target.fileno())
+            made, seen = os.fstat(target.fileno()), content(target)
             _check_unchanged(real, facts)
             os.replace(draft, real)  # noqa: PTH105
     _flush_directory(os.path.dirname(real))  # noqa: PTH120
-    return Written(before, after, changed=True, links=facts.st_nlink - 1)
+    return Written(before, after, changed=True, facts=made, sha256=seen)
 
 
-def erase(path: Path, *, namespace: str = NAMESPACE) -> Written:
-    """Remove all that was ever written under the namespace."""
-    return write(path, {}, namespace=namespace)
+def replace(path: bytes, data: bytes) -> None:
+    """Make this a file's content, whole or not at all; raises Changed where another process does the same right now."""
+    with _draft(path) as (target, draft):
+        target.truncate()
+        target.write(data)
+        target.flush()
+        os.fchmod(target.fileno(), 0o644)
+        os.fsync(target.fileno())
+        os.replace(draft, path)  # noqa: PTH105
+    _flush_directory(os.path.dirname(path))  # noqa: PTH120
 
 
-def restore(path: Path, before: Mapping[str, str | Sequence[str]], *, namespace: str = NAMESPACE) -> Written:
-    """Bring our tags back to what they were: `Written.before` of the write that is to be undone."""
-    return write(path, before, namespace=namespace)
+def content(file: IO[bytes]) -> bytes:
+    """The hash of a file's bytes."""
+    file.seek(0)
+    return hashlib.file_digest(file, "sha256").digest()  # type: ignore[arg-type]
 
 
 def ours(path: Path, *, namespace: str = NAMESPACE) -> dict[str, list[str]]:
     """Our tags in the file."""
-    with open(path, "rb") as file:  # noqa: PTH123  bytes
+    with _bounded(), open(path, "rb") as file:  # noqa: PTH123  bytes
         which = formats.kind(file)
         return formats.ours(formats.load(file, which), which, f"{namespace}:")
 
@@ -110,25 +119,38 @@ def read(path: Path) -> Described:
     """Title, artist, album and duration, as far as the file tells; raises OSError where it cannot be read."""
     with open(path, "rb") as file:  # noqa: PTH123  bytes
         try:
-            return Described(*formats.described(file, formats.kind(file)))
+            with _bounded():
+                return Described(*formats.described(file, formats.kind(file)))
         except Unwritable:
             return Described()
 
 
 def sweep(directory: Path, *, older_than: float = 60) -> int:
-    """Remove drafts that killed processes left in this directory, not below it; how many. One that a process is writing now is left alone."""
+    """Remove drafts that killed processes left in this directory, not below it; how many. One that a process is writing now is left alone:
+    it is locked, or, on a file system without locks, younger than that.
+    """
     count = 0
     with os.scandir(os.fsencode(directory)) as entries:
         drafts = [e.path for e in entries if e.name.startswith(_DRAFT[0]) and e.name.endswith(_DRAFT[1])]
     for draft in drafts:
         with contextlib.suppress(OSError), _locked(draft, os.O_RDWR) as fd:
-            if time.time() - os.fstat(fd).st_ctime >= older_than:
+            if _has_locks(fd) or time.time() - os.fstat(fd).st_ctime >= older_than:
                 os.unlink(draft)  # noqa: PTH108
                 count += 1
     return count
 
 
 # ---- steps of a write
+
+
+@contextlib.contextmanager
+def _bounded() -> Iterator[None]:
+    """Pictures in tags are held in memory, some of them several times."""
+    try:
+        with limited_memory():
+            yield
+    except MemoryError:
+        raise Unwritable("its tags are too large: pictures of hundreds of megabytes") from None
 
 
 def _clean(tags: Mapping[str, str | Sequence[str]]) -> dict[str, list[str]]:
@@ -189,6 +211,14 @@ def _locked(draft: bytes, flags: int) -> Iterator[int]:
         finally:
             os.close(fd)
     raise Changed(errno.EBUSY, "other processes write tags into this file all the time", os.fsdecode(draft))
+
+
+def _has_locks(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 def _is_at(path: bytes, fd: int) -> bool:

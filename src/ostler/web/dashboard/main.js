@@ -50,6 +50,8 @@ async function ask() {
     const kinds = new Set(info.pools.map((pool) => pool.kind));
     declared = [info.tasks.length && "jobs", planned.length && "schedules", kinds.has("calls") && "calls", kinds.has("sessions") && "sessions"].filter(Boolean);
     sessionStorage.setItem(KEPT, JSON.stringify(declared));
+    const nav = document.querySelector("nav"), there = new Set([...nav.children].map((link) => link.getAttribute("href")));
+    nav.append(...info.pages.filter((page) => !there.has(page.path)).map((page) => h("a", { href: page.path }, page.title)));
     tabs();
   } catch {
     // The tabs stay as they were; the page says what is wrong.
@@ -58,7 +60,7 @@ async function ask() {
 
 function tabs() {
   const found = new Set([...declared, state.queues.size && "jobs", state.calls.size && "calls", state.sessions.size && "sessions", several() && "nodes", "overview", "workers"]);
-  for (const link of document.querySelectorAll("nav a")) link.hidden = !found.has(link.dataset.page) && !link.hasAttribute("aria-current");
+  for (const link of document.querySelectorAll("nav a")) link.hidden = link.dataset.page && !found.has(link.dataset.page) && !link.hasAttribute("aria-current");
 }
 
 /** Part of an address as it was meant; as it stands where it was written by hand, with a lone %. */

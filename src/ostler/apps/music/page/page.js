@@ -3,7 +3,10 @@ import { get, post } from "/ui/api.js";
 import { announce, fill, h, keyed, s, text } from "/ui/dom.js";
 
 const main = document.getElementById("main");
-const audio = document.getElementById("audio");
+const audio = h("audio", { id: "audio", controls: true, preload: "none" });
+const playing = h("span", { class: "cut grow", id: "playing" });
+const player = h("footer", { class: "player", hidden: true }, playing, audio);
+main.after(player);
 const span = (seconds) => (seconds < 90 ? `${Math.ceil(seconds)} s` : seconds < 5400 ? `${Math.round(seconds / 60)} min` : `${(seconds / 3600).toFixed(1)} h`);
 const named = (track) => (track.title ? [track.artist, track.title].filter(Boolean).join(" – ") : track.path.split("/").pop());
 
@@ -27,16 +30,16 @@ let chosen = null; // the library whose tags and failures are shown
 let known = [];
 
 function libraryRow(one) {
-  const cells = Object.fromEntries(["name", "state", "tracks", ...STATES].map((name) => [name, h("td")]));
+  const cells = Object.fromEntries(["name", "state", "tracks", ...STATES].map((name) => [name, h("td", { class: name === "name" || name === "state" ? null : "number" })]));
   const bar = h("progress", { max: 1, "aria-label": `Progress of ${one.name}` });
   const doing = h("span", { class: "muted" });
   const path = `/libraries/${one.id}`;
-  const actions = h("td", { class: "row wrap" },
-    h("button", { onclick: () => choose(one.id) }, "Show"),
+  const choice = h("button", { onclick: () => choose(one.id), title: "Show its tags and failures below" }, "Show");
+  const again = action("Retry failed", async () => `${(await post(`${path}/retry`)).tracks} tracks will be tagged again`);
+  const actions = h("td", { class: "row wrap" }, choice,
     action("Scan", async () => `job ${(await post(`${path}/scan`)).job} scans it`),
-    action("Calibrate", () => calibrate(path)),
-    action("Undo", async () => `calibration ${(await post(`${path}/undo`)).calibration} is undone`),
-    action("Retry", async () => `${(await post(`${path}/retry`)).tracks} tracks will be tagged again`));
+    action("Calibrate…", () => calibrate(path)),
+    action("Undo calibration…", () => undo(path)), again);
   const el = h("tr", {}, Object.values(cells), h("td", {}, h("div", { class: "row" }, bar, doing)), actions);
   return { el, update: (now) => {
     for (const name of STATES) text(cells[name], now.counts[name]);
@@ -47,6 +50,8 @@ function libraryRow(one) {
     const after = (seconds) => (seconds === null ? "" : `, ${span(seconds)} left`);
     text(doing, scan ? `${scan.files} files${after(scan.eta_seconds)}` : now.reason ?? (left ? `${left} to be tagged${after(eta)}` : now.watching ?? ""));
     el.toggleAttribute("aria-current", now.id === chosen);
+    choice.hidden = known.length < 2;
+    again.hidden = !now.counts.failed && !now.counts.toxic;
   } };
 }
 
@@ -56,6 +61,14 @@ async function calibrate(path) {
   const done = await ended((await post(`${path}/calibrate`)).job);
   await show();
   return `${done.changed} of ${done.files} tracks get different tags`;
+}
+
+async function undo(path) {
+  if (!confirm("Undo the last calibration? The thresholds from before it apply again.")) return "nothing was changed";
+  const { calibration, job } = await post(`${path}/undo`);
+  await ended(job);
+  await show();
+  return `calibration ${calibration} is undone`;
 }
 
 async function ended(job) {
@@ -86,6 +99,7 @@ async function follow() {
 
 const plots = h("div", { class: "plots", id: "plots" });
 const failures = h("tbody");
+const noneFailed = h("p", { class: "muted" }, "None.");
 const spread = h("p", { class: "muted" });
 let all = false;
 
@@ -98,8 +112,9 @@ async function show() {
   const { tags, files, model } = await get(`/libraries/${chosen}/tags?bins=40`);
   const [failed, toxic] = await Promise.all(["failed", "toxic"].map((state) => get(`/tracks?state=${state}&library=${chosen}&limit=200`)));
   tags.sort((a, b) => b.tracks - a.tracks);
-  text(spread, files ? `${files} tracks by ${model}; tracks to the right of the line (the threshold) have the tag` : "nothing is tagged yet");
-  fill(plots, (all ? tags : tags.slice(0, 12)).map(plot));
+  text(spread, files ? `How the scores of ${files} tracks are spread, from 0 to 1 (${model}). Tracks to the right of the line, the threshold, have the tag.` : "nothing is tagged yet");
+  fill(plots, (all ? tags : tags.filter((one, n) => one.tracks || n < 6).slice(0, 12)).map(plot));
+  noneFailed.hidden = toxic.tracks.length + failed.tracks.length > 0;
   keyed(failures, [...toxic.tracks, ...failed.tracks], (one) => one.id, failureRow);
   fill(tagNames, tags.map((one) => h("option", { value: one.tag })));
   text(more, all ? "Show fewer" : `Show all ${tags.length}`);
@@ -111,7 +126,7 @@ function plot({ tag, counts, threshold, tracks }) {
   const line = s("line", { x1: 100 * threshold, x2: 100 * threshold, y1: 0, y2: 40 });
   const words = `${tag}: ${tracks} tracks reach ${threshold.toFixed(2)}`;
   return h("figure", {}, s("svg", { viewBox: "0 0 100 40", preserveAspectRatio: "none", height: 56, role: "img", "aria-label": words }, s("title", {}, words), bars, line),
-    h("figcaption", {}, h("button", { class: "link cut", onclick: () => { tagInput.value = tag; search(); } }, tag), h("span", { class: "muted" }, `${tracks} · ${threshold.toFixed(2)}`)));
+    h("figcaption", {}, h("button", { class: "link cut", onclick: () => { tagInput.value = tag; search(); } }, tag), h("div", { class: "muted" }, `${tracks} ${tracks === 1 ? "track" : "tracks"}, from ${threshold.toFixed(2)}`)));
 }
 
 function failureRow(one) {
@@ -132,13 +147,15 @@ const inLibrary = h("select", { "aria-label": "Library", onchange: () => { wante
 let wantedLibrary = "";
 const results = h("tbody", { id: "results" });
 const about = h("p", { class: "muted", role: "status" });
-const details = h("section", { class: "panel", hidden: true, "aria-label": "Track" });
+const details = h("section", { id: "details", hidden: true, "aria-label": "Track" });
 
 function trackRow(one) {
-  const score = one.similarity ?? Object.entries(one.scores ?? {}).map(([tag, value]) => `${tag} ${value.toFixed(2)}`).join(", ");
-  return h("tr", {}, h("td", {}, h("button", { onclick: () => play(one), "aria-label": `Play ${named(one)}` }, "▶")),
-    h("td", { class: "path" }, h("button", { class: "link wraps", onclick: () => open(one.id) }, named(one)), h("div", { class: "muted cut" }, one.path)),
-    h("td", {}, one.album ?? ""), h("td", {}, score), h("td", {}, h("button", { onclick: () => similar(one) }, "Similar")));
+  const score = one.similarity?.toFixed(3) ?? Object.values(one.scores ?? {}).map((value) => value.toFixed(2)).join(", ");
+  const name = named(one);
+  return h("tr", {}, h("td", { class: "tight" }, h("button", { onclick: () => play(one), "aria-label": `Play ${name}` }, "▶")),
+    h("td", { class: "path" }, h("button", { class: "link wraps", onclick: () => open(one.id) }, name), one.path === name ? "" : h("div", { class: "muted wraps" }, one.path)),
+    h("td", { class: "album" }, one.album ?? ""), h("td", { class: "tags" }, one.state === "tagged" ? one.tags.join(", ") : h("span", { class: "muted" }, one.state)), h("td", { class: "number tight" }, score),
+    h("td", { class: "tight" }, one.state === "tagged" ? h("button", { onclick: () => similar(one) }, "Similar") : ""));
 }
 
 async function search() {
@@ -164,8 +181,8 @@ async function list(ask, title) {
 
 function play(one) {
   audio.src = `/api/v1/tracks/${one.id}/audio`;
-  text(document.getElementById("playing"), named(one));
-  audio.parentElement.hidden = false;
+  text(playing, named(one));
+  player.hidden = false;
   audio.play().catch(() => {}); // a browser that wants a click first shows its own button
 }
 
@@ -175,21 +192,21 @@ async function open(id) {
   const bars = scores.map(([tag, score]) => [h("span", {}, tag),
     s("svg", { viewBox: "0 0 100 10", preserveAspectRatio: "none", "aria-hidden": "true" }, s("rect", { width: 100 * score, height: 10, class: score >= one.thresholds[tag] ? "over" : null }), s("line", { x1: 100 * one.thresholds[tag], x2: 100 * one.thresholds[tag], y1: 0, y2: 10 })),
     h("span", { class: "muted" }, score.toFixed(2))]);
-  fill(details, h("h2", {}, named(one)), h("p", { class: "muted wraps" }, `${one.library_name} · ${one.path} · ${one.state}${one.reason ? `: ${one.reason}` : ""}`), h("p", {}, `Tags: ${one.tags.join(", ") || "none"}`), h("div", { class: "scores" }, bars));
+  fill(details, h("div", { class: "row between" }, h("h3", {}, named(one)), h("button", { onclick: () => { details.hidden = true; } }, "Close")), h("p", { class: "muted wraps" }, `${one.library_name} · ${one.path} · ${one.state}${one.reason ? `: ${one.reason}` : ""}`), h("p", {}, `Tags: ${one.tags.join(", ") || "none"}`), h("div", { class: "scores" }, bars));
   details.hidden = false;
   details.scrollIntoView({ block: "nearest" });
 }
 
 // ---- the page
 
-const table = (head, body) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map((one) => h("th", { scope: "col" }, one)))), body));
+const table = (head, body) => h("div", { class: "scroll" }, h("table", {}, h("thead", {}, h("tr", {}, head.map(([one, kind]) => h("th", { scope: "col", class: kind }, one)))), body));
+const capital = (word) => word[0].toUpperCase() + word.slice(1);
 const none = h("p", {}, "No library yet. Add one: ", h("code", {}, "ostler music add DIR"));
 fill(main, h("div", {}, h("h1", {}, "Music"),
-  h("section", { class: "panel", id: "libraries" }, h("h2", {}, "Libraries"), none, table(["Name", "State", "Tracks", ...STATES, "", ""], libraries)),
+  h("section", { class: "panel", id: "libraries" }, h("h2", {}, "Libraries"), none, table([["Name"], ["State"], ["Tracks", "number"], ...STATES.map((one) => [capital(one), "number"]), [""], [""]], libraries)),
   h("section", { class: "panel" }, h("h2", {}, "Search"), h("form", { class: "row wrap", onsubmit: (event) => (event.preventDefault(), search()) }, tagInput, words, inLibrary, tagNames, h("button", { class: "primary" }, "Search")),
-    about, table(["", "Track", "Album", "Score", ""], results)),
-  details,
+    details, about, table([["", "tight"], ["Track"], ["Album", "album"], ["Tags"], ["Score", "number"], ["", "tight"]], results)),
   h("section", { class: "panel" }, h("div", { class: "row between" }, h("h2", {}, "Tags and thresholds"), more), spread, plots),
-  h("section", { class: "panel", id: "failures" }, h("h2", {}, "Files that failed"), table(["File", "State", "Why", "Job", ""], failures))));
+  h("section", { class: "panel", id: "failures" }, h("h2", {}, "Files that failed"), noneFailed, table([["File"], ["State"], ["Why"], ["Job"], [""]], failures))));
 follow();
 search();
