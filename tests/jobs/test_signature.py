@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
+from ostler import Ostler
+from ostler.check import warnings
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
@@ -131,3 +133,6 @@ def test_an_annotation_that_cannot_be_resolved_or_is_a_set_is_doubted_and_the_ot
         "'d' is annotated with a set, which JSON does not have: use a list",
     ]
     assert signature.doubts(lambda job, a, *b: None) == []
+    app = Ostler()
+    app.job(queue="q")(task)
+    assert f"job 'task': {signature.doubts(task)[0]}" in warnings(app.settings(), app)
