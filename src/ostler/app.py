@@ -241,10 +241,6 @@ class Ostler(Calling, habits.Hinting):
         self.schedules[name] = (spec, zone, step)
         self._places[f"schedule {name!r}"] = loading.line()
 
-    def place_of_schedule(self, name: str) -> str:
-        """Where it was declared: " (app.py, line 12)"."""
-        return self._places.get(f"schedule {name!r}", "")
-
     def queue(self, name: str, *, at_once: int | None = None, rate: str | None = None) -> None:
         """Limit a queue across all nodes: how many jobs run at the same time, and how many start per time ("10/s", "100/m", "1000/h")."""
         if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):

@@ -54,7 +54,8 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
             schedule.check(spec, zone)
             step.waiting()
         except (ConfigError, InputError) as error:
-            raise ConfigError(f"schedule {name!r}{app.place_of_schedule(name)}: {error}") from None
+            place = app._places.get(f"schedule {name!r}", "")  # noqa: SLF001
+            raise ConfigError(f"schedule {name!r}{place}: {error}") from None
 
 
 def _check_sessions(settings: Settings, app: Ostler, name: str) -> None:
