@@ -5,6 +5,7 @@ These are the public names. Importing them loads no third-party module.
 
 from typing import TYPE_CHECKING, Any
 
+from ostler import habits
 from ostler.app import Ostler, load
 from ostler.errors import (
     BadArguments,
@@ -99,7 +100,8 @@ _LATER = {
 def __getattr__(name: str) -> Any:
     """Names that few programs need are loaded on first use, so that workers start faster."""
     if name not in _LATER:
-        raise AttributeError(f"module 'ostler' has no attribute {name!r}")
+        hint = f"; use {habits.MODULE[name]}" if name in habits.MODULE else ""
+        raise AttributeError(f"module 'ostler' has no attribute {name!r}{hint}")
     import importlib  # noqa: PLC0415
 
     return getattr(importlib.import_module(_LATER[name]), name)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import signal as signals
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack
 
 from ostler import habits, loading
 from ostler.calls import model as models_of
@@ -16,7 +17,7 @@ from ostler.calls.calling import Calling
 from ostler.calls.model import ModelSpec, Options
 from ostler.errors import BadArguments, ConfigError
 from ostler.flows import Chain, Step, store_batch, store_batch_async
-from ostler.handles import BatchId, JobId
+from ostler.handles import BatchId, JobId, Status, listed
 from ostler.jobs import signature
 from ostler.jobs.hooks import Hooks
 from ostler.jobs.options import check
@@ -75,6 +76,24 @@ class Ostler(Calling, habits.Hinting):
     _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
     _node: Settings | None = field(default=None, init=False, repr=False)
 
+    if not TYPE_CHECKING:
+
+        def __new__(cls, *given: Any, **options: Any) -> Self:
+            """Refuse what is no store and no option here, where the caller's line is known."""
+            if unknown := options.keys() - {"store", "data"}:
+                raise _unknown("Ostler(…)", min(unknown), habits.APP_OPTIONS, ["store", "data"])
+            store = given[0] if given else options.get("store")
+            if (
+                store
+                and not str(store).startswith(("sqlite:///", "postgresql://", "postgres://"))
+                and store != "sqlite"
+            ):
+                raise ConfigError(
+                    f"Ostler({store!r}){loading.line()}: {store!r} is not the URL of a store; write Ostler() for SQLite in the data directory, "
+                    "or a store such as postgresql://user@host/database. An app has no name"
+                )
+            return super().__new__(cls)
+
     def job(
         self,
         queue: str = "default",
@@ -112,15 +131,13 @@ class Ostler(Calling, habits.Hinting):
         """
         if callable(queue):
             raise ConfigError("write @app.job() with parentheses")
-        for option, given in unknown.items():  # type: ignore[var-annotated]
-            raise ConfigError(f"@app.job has no option {option!r}{habits.option(option, given)}")
         steps = backoff if isinstance(backoff, tuple | list | None) else (backoff,)
         waits = None if steps is None else tuple(in_seconds(wait) for wait in steps)
         timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
         policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}
         core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
-        return Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env})
+        return Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env, "unknown": unknown})
 
     def _declare(
         self,
@@ -132,9 +149,13 @@ class Ostler(Calling, habits.Hinting):
         cron: str | None,
         zone: str,
         env: str | None,
+        unknown: dict[str, Any],
         **options: Any,
     ) -> Task[Any, Any]:
         called = name or function.__name__
+        for option, given in unknown.items():
+            hint = habits.option(option, given)
+            raise ConfigError(f"job {called!r}{loading.line()}: @app.job has no option {option!r}{hint}")
         if not isinstance(called, str) or not called.isprintable() or not 0 < len(called) <= 200:
             raise ConfigError(f"{called!r} cannot be a job's name; it needs 1 to 200 printable characters")
         if called in self.tasks:
@@ -148,13 +169,14 @@ class Ostler(Calling, habits.Hinting):
             raise self._clash(queue, kind, f"the queue of job {called!r}")
         self._places.setdefault(queue, loading.line())
         described = signature.describe(function)
-        row = {
-            "name": called,
-            "queue": queue,
+        row = signature.Row(
+            name=called,
+            queue=queue,
             **options,
-            "policy": checked(called, policy, described.parameters),
-            "parameters": described.parameters,
-        }
+            policy=checked(called, policy, described.parameters),
+            parameters=described.parameters,
+        )
+        row.models = described.models
         task: Task[..., Any] = Task(self, function, row, described, env)
         self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
         self.tasks[called] = task
@@ -217,6 +239,7 @@ class Ostler(Calling, habits.Hinting):
         if name in self.schedules:
             raise ConfigError(f"two schedules are named {name!r}")
         self.schedules[name] = (spec, zone, step)
+        self._places[f"schedule {name!r}"] = loading.line()
 
     def queue(self, name: str, *, at_once: int | None = None, rate: str | None = None) -> None:
         """Limit a queue across all nodes: how many jobs run at the same time, and how many start per time ("10/s", "100/m", "1000/h")."""
@@ -255,6 +278,23 @@ class Ostler(Calling, habits.Hinting):
         found.info()
         return found
 
+    def jobs(
+        self,
+        *,
+        task: Task[..., Any] | str | None = None,
+        status: Status | None = None,
+        queue: str | None = None,
+        limit: int = 50,
+        before: int | None = None,
+    ) -> list[JobId[Any]]:
+        """The newest jobs, newest first: of this task (or name of a task), status and queue. `before`: only those with a lower id, for the
+        next page.
+        """
+        found: list[JobId[Any]] = listed(
+            self, status, task.name if isinstance(task, Task) else task, queue, limit, before
+        )
+        return found
+
     def find_batch(self, batch: int) -> BatchId[Any]:
         """Find a batch by its number, to read the results of its jobs. Raises NotFound."""
         found = BatchId[Any].of(self, batch)
@@ -281,12 +321,16 @@ class Ostler(Calling, habits.Hinting):
         recycle_warm: bool | None = None,
         high_watermark: int | None = None,
         env: str | None = None,
+        **unknown: Never,
     ) -> None:
         """Set the number and limits of the workers of a queue or command, and the environment of a queue's workers. ostler.toml,
         environment variables and flags override them. docs/settings.md explains each one.
         """
         from ostler.config import PoolSettings  # noqa: PLC0415
 
+        if unknown:
+            known = [*inspect.signature(self.pool).parameters][1:-1]
+            raise _unknown(f"app.pool({name!r}, …)", min(unknown), habits.POOL_OPTIONS, known)
         declared = PoolSettings(
             workers=workers,
             startup_deadline=startup_deadline,
@@ -520,6 +564,11 @@ class Ostler(Calling, habits.Hinting):
         from ostler import config  # noqa: PLC0415
 
         return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
+
+
+def _unknown(where: str, option: str, hints: Mapping[str, str], known: list[str]) -> ConfigError:
+    hint = f"use {hints[option]}" if option in hints else f"known are: {', '.join(known)}"
+    return ConfigError(f"{where}{loading.line()} has no option {option!r}; {hint}")
 
 
 def _named(env: str | None) -> str:

@@ -10,7 +10,7 @@ from ostler.app import Command, Ostler
 from ostler.config import Settings
 from ostler.envs.run import JOBS
 from ostler.errors import ConfigError, InputError
-from ostler.jobs import schedule
+from ostler.jobs import schedule, signature
 from ostler.sessions.spec import SessionSpec
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")
@@ -50,11 +50,12 @@ def check_app(settings: Settings, app: Ostler, target: str) -> None:
         if (env := env_of(settings, app, queue)) is not None:
             envs.interpreter(settings, app, env, JOBS)
     for name, (spec, zone, step) in app.schedules.items():
-        schedule.check(spec, zone)
         try:
+            schedule.check(spec, zone)
             step.waiting()
-        except InputError as error:
-            raise ConfigError(f"schedule {name!r}: {error}") from None
+        except (ConfigError, InputError) as error:
+            place = app._places.get(f"schedule {name!r}", "")  # noqa: SLF001
+            raise ConfigError(f"schedule {name!r}{place}: {error}") from None
 
 
 def check_routes(settings: Settings, app: Ostler) -> None:
@@ -105,6 +106,7 @@ def warnings(settings: Settings, app: Ostler) -> list[str]:
     for command in app.commands.values():
         if "{" not in command.argv[0] and shutil.which(command.argv[0], path=command.env.get("PATH")) is None:
             found.append(f"command {command.name!r}: the program {command.argv[0]!r} was not found")
+    found += [f"job {task.name!r}: {doubt}" for task in app.tasks.values() for doubt in signature.doubts(task.function)]
     for queue in sorted({task.queue for task in app.tasks.values()}):
         if (env := env_of(settings, app, queue)) and (seen := envs.look(settings, app, env)).state != "ready":
             found.append(f"environment {env!r} of queue {queue!r} is {seen.state}: {seen.reason}; run: {seen.command}")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from ostler import habits
 from ostler.errors import BadArguments
 from ostler.handles import BatchId, JobId, R_co
 
@@ -16,8 +17,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Step(Generic[R_co]):
+class Step(habits.Flow, Generic[R_co]):
     """A job that is not stored yet, made by `task.s(…)`. Its arguments are checked when it is stored."""
+
+    _hints = habits.STEP
 
     def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._app, self._row, self._args, self._options = app, row, args, dict(options)
@@ -72,14 +75,11 @@ class Step(Generic[R_co]):
             )
         return self
 
-    @property
-    def delay(self) -> float | None:
-        found: float | None = self._options.get("delay")
-        return found
 
-
-class Chain(Generic[R_co]):
+class Chain(habits.Flow, Generic[R_co]):
     """Steps that run one after another. If a step fails for good, the steps after it are not enqueued."""
+
+    _hints = habits.STEP
 
     def __init__(self, steps: list[tuple[Step[Any], str | None]]) -> None:
         self._steps = steps
@@ -140,6 +140,9 @@ def _prepared(
 ) -> tuple[list[NewJob], dict[str, Any] | None]:
     if then is not None and not isinstance(then, Step):
         raise BadArguments(f"then must be one step, such as task.s(…), found {type(then).__name__}")
+    for step in steps:
+        if not isinstance(step, Step | Chain):
+            raise BadArguments(f"a batch is made of steps, found {step!r}; write {getattr(step, 'name', 'task')}.s(…)")
     callback = None if then is None else then.waiting(into)
     return [step.without_connection().prepared() for step in steps], callback
 

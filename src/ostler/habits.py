@@ -12,6 +12,10 @@ _BACKOFF = "backoff=(first, longest), the seconds between attempts"
 _POOL = "app.pool(queue, workers=…)"
 _ALL = "nothing: every exception is retried, except Fail"
 _LATER = "task.options(delay=…) or task.options(run_at=…)"
+_ENQUEUE = "task.enqueue(…)"
+_SKIP = "task.s(…)"
+_CRON = "@app.job(cron=…) or app.cron(…)"
+_FIND = "app.find(id)"
 
 # What to use instead, for options of @app.job and task.options; {} is the given number plus one.
 OPTIONS = {
@@ -27,10 +31,22 @@ OPTIONS = {
     "result_ttl": "the setting `retention`", "ignore_result": "nothing: return None",
 }  # fmt: skip
 
-_ENQUEUE = "task.enqueue(…)"
-_SKIP = "task.s(…)"
-_CRON = "@app.job(cron=…) or app.cron(…)"
-_FIND = "app.find(id)"
+# … for those of Ostler(…) and app.pool(…).
+_WORKERS = "workers=…"
+APP_OPTIONS = {
+    "broker": 'nothing: jobs are in the store, SQLite in the data directory unless store="postgresql://…"', "url": "store=…", "dsn": "store=…",
+    "backend": "nothing: results are in the store", "include": "imports: import the modules that declare jobs in the app's file",
+    "name": "nothing: an app has no name", "main": "nothing: an app has no name", "broker_url": "store=…", "connector": "store=…",
+}  # fmt: skip
+POOL_OPTIONS = dict.fromkeys(
+    ("concurrency", "processes", "threads", "size", "max_workers", "worker_concurrency"), _WORKERS
+)
+POOL_OPTIONS |= {"max_tasks_per_child": "recycle_count=…", "max_memory_per_child": "recycle_rss_mb=…"}
+MODULE = {
+    "chain": "a.s(…).then(b.s(), into=…)", "group": "app.batch([a.s(…), …])", "chord": "app.batch([a.s(…), …], then=…)",
+    "signature": _SKIP, "Celery": "Ostler()", "App": "Ostler()", "shared_task": "@app.job(…)", "task": "@app.job(…)", "actor": "@app.job(…)",
+    "crontab": _CRON, "Context": "Job",
+}  # fmt: skip
 
 
 def option(name: str, value: Any = None) -> str:
@@ -54,6 +70,15 @@ class Hinting:
             raise AttributeError(f"{kind!r} object has no attribute {name!r}{f'; use {hint}' if hint else ''}")
 
 
+class Flow(Hinting):
+    """A step or chain: joined with `then`, not with |."""
+
+    if not TYPE_CHECKING:
+
+        def __or__(self, other: object) -> Any:
+            raise TypeError("steps are joined with then, not with |; use a.s(…).then(b.s(), into=…)")
+
+
 APP = {
     "task": "@app.job(…)", "actor": "@app.job(…)", "shared_task": "@app.job(…)",
     "periodic": _CRON, "periodic_task": _CRON, "add_periodic_task": "app.cron(…)", "schedule": "app.cron(…)", "on_after_configure": "app.cron(…)",
@@ -67,6 +92,10 @@ TASK = {
     "defer_async": "await task.enqueue_async(…)", "configure": "task.options(…)", "enqueue_in": _LATER, "enqueue_at": _LATER,
     "apply": "ostler.testing.Bench, or call task.function(job, …)", "call_local": "task.function(job, …)", "si": _SKIP, "signature": _SKIP,
     "map": "task.enqueue_many([{…}, …])", "then": "task.s(…).then(…)", "retry": "raise Retry(after=…) in the job", "AsyncResult": _FIND,
+}  # fmt: skip
+STEP = {
+    "delay": "step.enqueue()", "apply_async": f"step.enqueue(), with {_LATER}", "send": "step.enqueue()", "apply": "ostler.testing.Bench",
+    "set": "task.options(…).s(…)", "link": "step.then(…)", "pipe": "step.then(…)", "run": "step.enqueue()", "get": "step.enqueue().result(timeout=…)",
 }  # fmt: skip
 ID = {
     "get": "job.result(timeout=…)", "wait": "job.result(timeout=…)", "return_value": "job.result(timeout=…)", "join": "job.result(timeout=…)",

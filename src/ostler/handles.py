@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import time
+import typing
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeVar, cast, overload
 
 from ostler import habits
-from ostler.errors import ConfigError, Conflict, JobFailed, JobTimeout, NotFound
+from ostler.errors import BadArguments, ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
     from ostler.app import Ostler
@@ -21,6 +22,7 @@ R_co = TypeVar("R_co", covariant=True)
 Timeout = float | timedelta | None
 Status = Literal["queued", "processing", "done", "failed", "cancelled"]
 _PAGE = 200  # jobs or events that are read at once
+_MOST = 1000  # jobs that are listed at once
 
 
 class JobId(int, habits.Hinting, Generic[R_co]):
@@ -34,6 +36,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
     _app: Ostler | None = None
     _is_chain = False
     _is_guest = False  # stored in a transaction of the caller
+    _is_listed = False  # of a batch that was found by its number
     is_new: bool = True
     """False if a job with the same unique key already existed: nothing was stored, and this is the id of that job. Always True in a
     PostgreSQL transaction of your own."""
@@ -62,12 +65,10 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """Wait until the job has ended, and return what it returned. `timeout`: seconds or a timedelta.
 
         Raises JobFailed, JobCancelled or JobTimeout, or NotFound if there is no such job, for example because the transaction that
-        enqueued it has not been committed. Inside another job, a timeout is required.
+        enqueued it has not been committed. Inside another job, a timeout is required, even if the job has already ended (0 is enough then).
         """
-        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
-
         __tracebackhide__ = True  # pytest shows the caller's line
-        until, awaiting = deadline(timeout), self._known.awaiting
+        until, awaiting = self._until(timeout), self._known.awaiting
         with self._in_words():
             job = self._newest()
             while True:
@@ -80,10 +81,8 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         """Like `result`, without blocking the event loop."""
         import asyncio  # noqa: PLC0415
 
-        from ostler.jobs.awaiting import deadline  # noqa: PLC0415
-
         __tracebackhide__ = True  # pytest shows the caller's line
-        until, awaiting = deadline(timeout), self._known.awaiting
+        until, awaiting = self._until(timeout), self._known.awaiting
         with self._in_words():
             job = await asyncio.to_thread(self._newest) if self._is_chain else self.id
             while True:
@@ -132,6 +131,11 @@ class JobId(int, habits.Hinting, Generic[R_co]):
         with self._in_words():
             self._known.producer.cancel(self._newest())
 
+    def retry(self) -> None:
+        """Run an ended job again, with all its attempts. Raises Conflict if it has not ended, or if another job has its unique key."""
+        with self._in_words():
+            self._known.producer.retry(self._newest())
+
     @property
     def _known(self) -> Ostler:
         if self._app is None:
@@ -139,6 +143,16 @@ class JobId(int, habits.Hinting, Generic[R_co]):
                 f"job {int(self)}: this id has no app (it was copied or pickled); use app.find({int(self)})"
             )
         return self._app
+
+    def _until(self, timeout: Timeout) -> float | None:
+        """Until when to wait. Whether a job may wait without a timeout must not depend on how fast the other one is, so it never may, except
+        for the jobs of a batch that it has found: a callback reads them, and they have ended.
+        """
+        from ostler.jobs.awaiting import deadline, refuse_endless  # noqa: PLC0415
+
+        if timeout is None and not self._is_listed:
+            refuse_endless(int(self))
+        return deadline(timeout)
 
     def _outcome(self, view: dict[str, Any], timeout: Timeout) -> Any:
         """The result, as the type that the function is annotated with. One that does not fit the annotation stays JSON."""
@@ -289,7 +303,10 @@ class BatchId(int, habits.Hinting, Generic[R_co]):
             return
         app, after = self._known, 0
         while page := app.producer.read(partial(_jobs, batch=int(self), after=after)):
-            yield from (JobId.of(app, job, chain=chain) for job, chain in page)
+            for job, chain in page:
+                found = JobId[R_co].of(app, job, chain=chain)
+                found._is_listed = True  # noqa: SLF001
+                yield found
             after = page[-1][0]
 
 
@@ -299,6 +316,17 @@ def _events(store: Store, job: int, after: int) -> tuple[list[dict[str, Any]], i
 
 def _jobs(store: Store, batch: int, after: int) -> list[tuple[int, bool]]:
     return store.jobs.of_batch(batch, after, _PAGE)
+
+
+def listed(app: Ostler, status: str | None, task: str | None, queue: str | None, limit: int, before: int | None) -> Any:
+    """See `Ostler.jobs`."""
+    if status is not None and status not in typing.get_args(Status):
+        raise BadArguments(f"status must be one of {', '.join(typing.get_args(Status))}, found {status!r}")
+    if not isinstance(limit, int) or not 1 <= limit <= _MOST:
+        raise BadArguments(f"limit must be a whole number from 1 to {_MOST}, found {limit!r}; read on with before=…")
+    wanted: dict[str, Any] = {"status": status, "task": task, "queue": queue, "limit": limit, "cursor": before}
+    page, _ = app.producer.read(lambda store: store.jobs.list(**wanted))
+    return [JobId.of(app, row["id"]) for row in page]
 
 
 def _clock(timeout: Timeout) -> Callable[[], float | None]:

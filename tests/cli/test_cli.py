@@ -287,9 +287,10 @@ def test_a_worker_is_shown_with_its_history(node: Node) -> None:
         ("app.pool('q', stale_after=1)", ["stale_after (1 s)", "3 x heartbeat_interval"]),
         ("app.command('c', ['sleep', '{prt}'])", ["{prt}", "{port}"]),
         ("@app.job()\ndef b(x: int): ...", ["job b", "first parameter is the job handle", "x: int"]),
-        ("@app.job(cron='61 * * * *')\ndef b(job): ...", ["'61 * * * *'", "cron"]),
+        ("@app.job(cron='61 * * * *')\ndef b(job): ...", ["schedule 'b' (app.py, line 5): '61 * * * *'", "cron"]),
         ("@app.job(cron='* * * * *')\ndef b(job, x: int): ...", ["schedule 'b'", "'x' is missing"]),
         ("@app.job(unique=['y'])\ndef b(job, x: int): ...", ["'y'", "parameters (x)"]),
+        ("app = Ostler('photodesk')", ["(app.py, line 5)", "is not the URL of a store"]),
         ("app.queue('q', rate='fast')", ["'fast'", "100/m"]),
     ],
 )

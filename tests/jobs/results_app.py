@@ -6,7 +6,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from ostler import Cancel, Fail, Job, JobFailed, Ostler
+
+
+class Look(BaseModel):
+    columns: int
+
 
 app = Ostler()
 app.pool("work", workers=2)
@@ -16,6 +23,11 @@ app.pool("nobody", workers=0)
 @app.job(queue="work")
 def add(job: Job, a: int, b: int) -> int:
     return a + b
+
+
+@app.job(queue="work")
+def sheet(job: Job, look: Look) -> int:
+    return look.columns
 
 
 @app.job(queue="work")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -11,9 +12,26 @@ from typing import Any
 
 import pytest
 
-from ostler import BadArguments, Fail, Job, JobFailed, JobTimeout, NotFound, Ostler, Snooze
+from fastapi import APIRouter, Request, Response
+
+from ostler import (
+    BadArguments,
+    Body,
+    CallRefused,
+    Conflict,
+    Fail,
+    InputError,
+    Job,
+    JobFailed,
+    JobTimeout,
+    ModelFailed,
+    NotFound,
+    Ostler,
+    Snooze,
+)
 from ostler.testing import Bench, kill_at
 from tests import work
+from ostler.web.extend import NodeApi
 from tests.harness import Node
 
 app = Ostler()
@@ -241,7 +259,7 @@ def test_models_answer_in_the_tests_own_process_unless_the_test_answers() -> Non
     def says(job: Job, text: str) -> list[Any]:
         return [app.call_sync("shout", None, {"text": text}), app.call_sync("letters", None, text)]
 
-    @app.job(queue="q", attempts=2)
+    @app.job(queue="q", attempts=1)
     async def asks(job: Job) -> Any:
         return [item async for item in app.stream("letters", None, "ab")] + [await app.call("llm", None, 1)]
 
@@ -255,6 +273,100 @@ def test_models_answer_in_the_tests_own_process_unless_the_test_answers() -> Non
         again = bench.enqueue(asks)
         bench.run()
         assert again.result() == ["a", "b", 2]
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_payloads_results_and_errors_of_models_arrive_as_on_a_node(fake: bool) -> None:
+    app = Ostler()
+
+    class Looks:
+        def load(self, model_id: str) -> None: ...
+
+        def infer(self, payload: Any) -> Any:
+            if payload == "no":
+                raise InputError("that is no picture")
+            if payload == "bug":
+                raise ZeroDivisionError
+            return payload.data[::-1] if isinstance(payload, Body) else {1: (payload, payload)}
+
+    app.model("looks")(Looks)
+
+    @app.model("each", batch=4)
+    class Each:
+        def load(self, model_id: str) -> None: ...
+
+        def infer_batch(self, payloads: list[int]) -> list[int]:
+            return [payload + 1 for payload in payloads]
+
+    def ask(payload: Any, model: str = "looks") -> Any:
+        return app.call_sync(model, None, payload)
+
+    with Bench(app) as bench:
+        if fake:
+            bench.model("looks", Looks().infer)
+        for sent in (b"abc", Body(b"abc", "image/png"), Body(b"abc", "image/png", fields={"a": "b"})):
+            found = ask(sent)
+            assert isinstance(found, Body) and found.data == b"cba"
+        assert ask(1) == {"1": [1, 1]}
+        assert [*app.stream_sync("looks", None, 1)] == [{"1": [1, 1]}]
+        assert ask(1, "each") == 2
+        with pytest.raises(CallRefused, match="that is no picture"):
+            ask("no")
+        with pytest.raises(ModelFailed, match="ZeroDivisionError"):
+            asyncio.run(app.call("looks", None, "bug"))
+        with pytest.raises(CallRefused, match="did you mean 'looks'"):
+            ask(1, "look")
+        with pytest.raises(BadArguments, match="is not JSON"):
+            ask({"picture": b"abc"})
+
+
+def test_the_apps_own_routes_answer_as_on_a_node() -> None:
+    app = Ostler()
+
+    @app.job(queue="a")
+    def double(job: Job, n: int) -> int:
+        (job.scratch / "n.txt").write_text(str(n))
+        job.publish(job.scratch / "n.txt", f"{job.id}.txt")
+        return 2 * n
+
+    app.model("echo")(type("Echo", (), {"load": lambda _, model_id: None, "infer": lambda _, payload: payload}))
+
+    @app.web
+    def routes(node: NodeApi) -> APIRouter:
+        router = APIRouter()
+        assert node.settings.data_dir == app.settings().data_dir
+
+        @router.post("/double")
+        async def waits(n: str) -> dict[str, Any]:
+            stored = await node.enqueue("double", {"n": json.loads(n)})
+            waited = await (await double.enqueue_async(n=4)).result_async(timeout=60)
+            return {"result": waited, "status": (await node.job(stored["id"]))["status"]}
+
+        @router.delete("/jobs/{job}")
+        async def cancel(job: int) -> Any:
+            return (await node.cancel(job))["status"]
+
+        @router.get("/files/{key}")
+        async def file(request: Request, key: str) -> Response:
+            return await node.artifact(request, key)
+
+        @router.get("/echo")
+        async def echo(text: str) -> Any:
+            listed = await node.jobs(task="double", status="cancelled")
+            return [(await node.call("echo", None, text)).result, *node.models(), len(listed)]
+
+        return router
+
+    with Bench(app) as bench:
+        client = bench.client()
+        later = client.post("/double?n=4").json()
+        assert later == {"result": 8, "status": "done"}
+        assert "'n' must be int" in client.post("/double?n=null").json()["error"]["message"]
+        assert client.get("/files/2.txt").text == "4"
+        assert client.get("/files/3.txt").status_code == 404
+        assert client.delete(f"/jobs/{double.enqueue(n=1)}").json() == "cancelled"
+        assert client.delete("/jobs/1").status_code == 409
+        assert client.get("/echo?text=hi").json() == ["hi", "echo:echo", 1]
 
 
 def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:
@@ -307,29 +419,31 @@ def test_waiting_runs_the_job_and_never_waits_in_real_time() -> None:
         late = double.options(delay=90).enqueue(n=6)
         with pytest.raises(JobTimeout, match=r"scheduled to run in 90 s; call bench\.advance\(90\) first"):
             late.result(timeout=10**6)
-        with pytest.raises(BadArguments, match=r"job \d+ \(double\) is queued: .*call bench\.advance\(90\) first"):
+        with pytest.raises(JobTimeout, match=r"job \d+ \(double\) is queued: .*call bench\.advance\(90\) first"):
             asyncio.run(late.result_async())
         bench.advance(timedelta(seconds=90))
         assert late.result() == 12
 
         assert rare.enqueue().result() == 1
         with pytest.raises(
-            BadArguments, match=r"the rate of queue rare is reached; .*; call bench\.advance\(3601\) first"
+            JobTimeout, match=r"the rate of queue rare is reached; .*; call bench\.advance\(3601\) first"
         ):
             rare.enqueue().result()
         dying = asks.enqueue()
-        with kill_at("asked"), pytest.raises(BadArguments, match=r"after .*SIGKILL.*: call bench\.run\(\) to go on"):
+        with kill_at("asked"), pytest.raises(JobTimeout, match=r"after .*SIGKILL.*: call bench\.run\(\) to go on"):
             dying.result()
         assert dying.result() == [20, 22, 24]
 
 
 def test_waiting_for_a_job_that_will_be_retried_says_why() -> None:
-    with Bench(work.app) as bench:
-        job = bench.enqueue(work.fails, times=1)
-        with pytest.raises(
-            BadArguments, match=r"is queued after OSError: try 1 failed.*: it is scheduled .*; call bench.advance"
-        ):
-            job.result()
+    for timeout in (None, 100):
+        with Bench(work.app) as bench:
+            job = bench.enqueue(work.fails, times=1)
+            with pytest.raises(
+                JobTimeout, match=r"is queued after OSError: try 1 failed.*: it is scheduled .*; call bench.advance"
+            ) as found:
+                job.result(timeout)
+            assert "within" not in str(found.value) and "in fails" in found.value.__notes__[0]
 
 
 def test_a_failure_is_shown_once_and_at_the_line_that_waited() -> None:
@@ -339,6 +453,27 @@ def test_a_failure_is_shown_once_and_at_the_line_that_waited() -> None:
     assert [Path(entry.path).name for entry in shown] == ["test_bench.py"]
     assert repr(found.value) == f"JobFailed({str(found.value)!r})" and "Traceback" not in repr(found.value)
     assert "".join(traceback.format_exception(found.value)).count("in exits") == 1
+
+
+def test_jobs_are_found_listed_and_retried_from_python() -> None:
+    with Bench(app) as bench:
+        failed, done = never.enqueue(), cut.enqueue(name="a")
+        bench.run()
+        assert app.jobs() == [done, failed]
+        assert app.jobs(limit=1) == [done] and app.jobs(before=done) == [failed]
+        assert app.jobs(task=never, status="failed", queue="clips") == app.jobs(task="never") == [failed]
+        assert app.jobs(status="queued") == app.jobs(queue="other") == []
+        assert cut.find(done).result() == "cut"
+        with pytest.raises(NotFound, match=r"job 1 is of task 'never', not of 'cut'"):
+            cut.find(failed)
+        failed.retry()
+        assert (failed.status(), bench.run(), failed.status()) == ("queued", 1, "failed")
+        waiting = cut.enqueue(name="b")
+        with pytest.raises(Conflict):
+            waiting.retry()
+        for wrong in ({"status": "waiting"}, {"limit": 0}, {"limit": 1001}):
+            with pytest.raises(BadArguments, match=r"must be"):
+                app.jobs(**wrong)
 
 
 def test_the_callback_of_a_batch_and_cancelling_one() -> None:

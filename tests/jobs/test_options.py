@@ -7,6 +7,7 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
+import ostler
 from ostler import BadArguments, ConfigError, Job, Ostler, Retry, Snooze
 from ostler.jobs.producer import prepare
 from ostler.jobs.signature import describe
@@ -151,7 +152,6 @@ def test_times_may_be_datetimes_and_timedeltas() -> None:
     noon = datetime(2030, 1, 1, 12, tzinfo=timezone(hour))
     job = task.options(run_at=noon, timeout=hour, unique_for=2 * hour).s().prepared()
     assert (job.run_at, job.timeout, job.unique_for) == (int(noon.timestamp()) * 1000, 3600, 7200)
-    assert task.options(delay=hour).s().delay == 3600
     assert task.s().then(task.options(delay=hour).s()).prepared().next.count('"delay": 3600') == 1
     assert (Retry(after=hour).after, Snooze(hour).after) == (3600, 3600)
     with pytest.raises(BadArguments, match=r"run_at 2030-01-01T12:00:00 has no time zone.*timezone.utc"):
@@ -175,10 +175,10 @@ def add(job: Job, a: int = 0) -> int:
 @pytest.mark.parametrize(
     ("code", "kind", "hint"),
     [
-        ("app.job(retries=3)", ConfigError, "no option 'retries'; use attempts=4, which counts all runs, the first one included"),
-        ("app.job(max_retries=None)", ConfigError, "use attempts=…, which"),
-        ("app.job(bind=True)", ConfigError, "use nothing: the first parameter is always the job handle"),
-        ("app.job(speed=5)", ConfigError, r"no option 'speed'$"),
+        ("app.job(retries=3)(lambda job: 1)", ConfigError, r"job '<lambda>' \(<string>, line 1\): @app.job has no option 'retries'; use attempts=4, which counts all runs, the first one included"),
+        ("app.job(max_retries=None)(lambda job: 1)", ConfigError, "use attempts=…, which"),
+        ("app.job(bind=True)(lambda job: 1)", ConfigError, "use nothing: the first parameter is always the job handle"),
+        ("app.job(speed=5)(lambda job: 1)", ConfigError, r"no option 'speed'$"),
         ("app.task()", AttributeError, "'Ostler' object has no attribute 'task'; use @app.job"),
         ("app.send_task('add')", AttributeError, r"use task\.enqueue\(…\): import the task"),
         ("app.nothing", AttributeError, "no attribute 'nothing'$"),
@@ -195,7 +195,23 @@ def add(job: Job, a: int = 0) -> int:
         ("app.job(backoff=('1s', '1m'))(lambda job: 1)", ConfigError, r"must be \(first, longest\) in seconds or as timedeltas"),
         ("app.job(backoff=10)(lambda job: 1)", ConfigError, r"found \(10,\)"),
         ("add.enqueue(a=1, delay=5)", BadArguments, r"'delay' is not a parameter; as an option, write add\.options\(delay=…\)"),
-        ("add.enqueue(a=1, eta=5)", BadArguments, "'eta' is not a parameter; use run_at"),
+        ("add.enqueue(a=1, eta=5)", BadArguments, r"'eta' is not a parameter; write add\.options\(run_at=…\)\.enqueue\(…\)"),
+        ("add.enqueue(a=1, countdown=5)", BadArguments, r"'countdown' is not a parameter; write add\.options\(delay=…\)\.enqueue\(…\)"),
+        ("add.enqueue(a=1, rate_limit=5)", BadArguments, r"'rate_limit' is not a parameter; use app\.queue"),
+        ("add.s(a=1).delay()", AttributeError, r"'Step' object has no attribute 'delay'; use step\.enqueue\(\)"),
+        ("add.s(a=1).apply_async()", AttributeError, r"use step\.enqueue\(\), with task\.options"),
+        ("add.s(a=1) | add.s()", TypeError, r"use a\.s\(…\)\.then\(b\.s\(\), into=…\)"),
+        ("add.s(a=1).then(add.s()) | add.s()", TypeError, r"use a\.s\(…\)\.then"),
+        ("app.batch([add])", BadArguments, r"a batch is made of steps, found <Task add queue=q>; write add\.s\(…\)"),
+        ("app.batch([5])", BadArguments, r"found 5; write task\.s\(…\)"),
+        ("Ostler('photodesk')", ConfigError, r"Ostler\('photodesk'\) \(<string>, line 1\): 'photodesk' is not the URL of a store; write Ostler\(\)"),
+        ("Ostler(store='redis://localhost')", ConfigError, "is not the URL of a store"),
+        ("Ostler(broker='redis://localhost')", ConfigError, r"Ostler\(…\) \(<string>, line 1\) has no option 'broker'; use nothing: jobs are in the store"),
+        ("Ostler(colour=1)", ConfigError, "no option 'colour'; known are: store, data"),
+        ("app.pool('lab', concurrency=4)", ConfigError, r"app\.pool\('lab', …\) \(<string>, line 1\) has no option 'concurrency'; use workers=…"),
+        ("app.pool('lab', colour=4)", ConfigError, r"known are: workers, .*, env$"),
+        ("ostler.chain", AttributeError, r"has no attribute 'chain'; use a\.s\(…\)\.then"),
+        ("ostler.group", AttributeError, r"use app\.batch"),
         ("add.enqueue(a=1).get(timeout=5)", AttributeError, r"'JobId' object has no attribute 'get'; use job\.result\(timeout=…\)"),
         ("app.batch([add.s(a=1)]).get()", AttributeError, r"'BatchId' object has no attribute 'get'; use batch\.results"),
         ("add.enqueue(a=1).nothing", AttributeError, "no attribute 'nothing'$"),
@@ -204,7 +220,7 @@ def add(job: Job, a: int = 0) -> int:
 )  # fmt: skip
 def test_a_word_of_another_job_queue_is_answered_with_ours(code: str, kind: type[Exception], hint: str) -> None:
     with Bench(habits), pytest.raises(kind, match=hint):
-        eval(code, {"app": habits, "add": add, "Job": Job})
+        eval(code, {"app": habits, "add": add, "Job": Job, "Ostler": Ostler, "ostler": ostler})
 
 
 def test_the_plain_function_can_be_called_with_any_handle() -> None:

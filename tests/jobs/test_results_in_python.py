@@ -19,8 +19,10 @@ from typing import Any
 
 import psycopg
 import pytest
+from click.testing import CliRunner
 
 from ostler import BadArguments, ConfigError, Conflict, JobCancelled, JobFailed, JobId, JobTimeout, NotFound, Ostler
+from ostler.cli import cli
 from ostler.jobs import awaiting
 from ostler.store import Store
 from ostler.store.flows import step_of
@@ -194,15 +196,32 @@ def test_a_batch_gives_the_results_of_its_jobs_one_by_one_also_to_its_callback(j
     assert [str(one) for one in asyncio.run(main())] == [str(one) for one in found]
 
 
+def test_what_pydantic_refuses_is_not_stored_over_http_and_from_the_shell(node: Node) -> None:
+    before = node.get("/api/v1/jobs")[1]["jobs"][:1]
+    status, answer = node.post("/api/v1/jobs", {"task": "sheet", "args": {"look": {"columns": "many"}}})
+    assert (status, answer["error"]["code"]) == (422, "BAD_ARGUMENTS")
+    assert "'look.columns': Input should be a valid integer" in answer["error"]["message"]
+    told = CliRunner().invoke(cli, ["enqueue", "sheet", 'look={"columns": "many"}', "--data", str(node.folder)])
+    assert "'look.columns': Input should be a valid integer" in str(told.exception)
+    assert node.get("/api/v1/jobs")[1]["jobs"][:1] == before
+    stored = CliRunner().invoke(
+        cli, ["enqueue", "sheet", 'look={"columns": "3"}', "--data", str(node.folder), "--json"]
+    )
+    assert node.wait_job(json.loads(stored.output)["id"])["result"] == 3
+
+
 def test_waiting_inside_a_job_needs_a_timeout(jobs) -> None:
-    with pytest.raises(JobFailed, match=r"job \d+ waits for job \d+ without a timeout: .*a chain") as hangs:
-        jobs.asks.enqueue().result(timeout=60)
-    assert hangs.value.code == "BAD_ARGUMENTS"
-    with pytest.raises(JobFailed, match="JobTimeout: job .* has not ended within 0.1 s"):
-        jobs.asks.enqueue(timeout=0.1).result(timeout=60)
+    """Always, not only if the other job has not ended yet; and it is an exception like any other, with a traceback."""
     ended = jobs.add.enqueue(a=1, b=1)
     ended.result(timeout=60)
-    assert jobs.asks.enqueue(of=int(ended)).result(timeout=60) == 2  # there is nothing to wait for
+    for of in (None, int(ended)):
+        with pytest.raises(JobFailed, match=r"job \d+ waits for job \d+ without a timeout: .*a chain") as hangs:
+            jobs.asks.enqueue(of=of).result(timeout=60)
+        assert hangs.value.code == "RETRIES_EXHAUSTED"
+        assert "results_app.py" in hangs.value.traceback
+    with pytest.raises(JobFailed, match="JobTimeout: job .* has not ended within 0.1 s"):
+        jobs.asks.enqueue(timeout=0.1).result(timeout=60)
+    assert jobs.asks.enqueue(of=int(ended), timeout=0).result(timeout=60) == 2
 
 
 def test_a_job_of_a_transaction_that_is_not_committed_is_not_waited_for(jobs, node: Node) -> None:

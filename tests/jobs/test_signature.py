@@ -5,6 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
+from ostler import Ostler
+from ostler.check import warnings
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import signature
 from ostler.jobs.handle import Job
@@ -119,3 +121,18 @@ def test_a_function_that_forgets_the_handle_is_told_what_to_write(code: str) -> 
         ConfigError, match=rf"first parameter is the job handle, found '{name}'; write def f\(job, {name}"
     ):
         signature.describe(space["f"])
+
+
+def test_an_annotation_that_cannot_be_resolved_or_is_a_set_is_doubted_and_the_others_are_checked() -> None:
+    def task(job: Nope, a: int, b: set[int], c: Nope = None, d: list[frozenset[int]] | None = None) -> Nope: ...  # noqa: F821
+
+    assert signature.words(signature.describe(task).parameters).startswith("a: int, b: any, c: any = null")
+    assert signature.doubts(task) == [
+        "'b' is annotated with a set, which JSON does not have: use a list",
+        "the annotation 'Nope' of 'c' cannot be resolved, so its values are not checked",
+        "'d' is annotated with a set, which JSON does not have: use a list",
+    ]
+    assert signature.doubts(lambda job, a, *b: None) == []
+    app = Ostler()
+    app.job(queue="q")(task)
+    assert f"job 'task': {signature.doubts(task)[0]}" in warnings(app.settings(), app)

@@ -133,7 +133,7 @@ def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: P
         ended(store, 3000)
     purge = threading.Thread(target=clean, args=(tmp_path,))
     stored = 0
-    with Store.open(os.environ["OSTLER_STORE"], tmp_path, busy_timeout=1.0) as other:
+    with Store.open(os.environ["OSTLER_STORE"], tmp_path, busy_timeout=30.0) as other:
         purge.start()
         while purge.is_alive():
             other.jobs.enqueue([NewJob("t", "q", "{}")], now_ms())

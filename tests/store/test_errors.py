@@ -74,7 +74,11 @@ def test_a_job_that_is_done_has_written_no_error(store: Store, job: int) -> None
 
 def test_a_run_that_did_not_count_has_the_same_attempt_again(store: Store, job: int) -> None:
     end(store, raised(claim(store)))
-    for did_not_count in (verdict.aborted, lambda ran: verdict.snoozed(ran, 0), lambda ran: verdict.returned(ran, "x")):
+    for did_not_count in (
+        lambda ran: verdict.aborted(ran, "shutdown", "stopped"),
+        lambda ran: verdict.snoozed(ran, 0),
+        lambda ran: verdict.returned(ran, "x"),
+    ):
         run = claim(store)
         assert run.attempt == store.jobs.find(job)["attempt"] == 2
         end(store, did_not_count(Ran(run, 2000, 2500)))

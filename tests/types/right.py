@@ -61,6 +61,9 @@ assert_type(app.batch([add.s(a=1), add.s(2)], then=report.s(), into="summary"), 
 app.batch([add.s(a=1), fetch.s(url="")])
 app.cron("nightly", "0 3 * * *", report.s())
 assert_type(app.find(7), JobId[Any])
+assert_type(add.find(7), JobId[int])
+assert_type(fetch.find(7).result(), dict[str, Any])
+assert_type(app.jobs(task=fetch, status="failed"), list[JobId[Any]])
 assert_type(app.find(7).artifacts(), list[Artifact])
 whole: int = add.enqueue(a=1)
 

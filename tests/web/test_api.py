@@ -41,7 +41,7 @@ def node(tmp_path_factory):
             {"task": "typed", "args": {"at": "soon"}},
             422,
             "BAD_ARGUMENTS",
-            "'at' must be datetime (datetime: text such as",
+            "'at' must be datetime (text such as",
         ),
         ({"task": "add", "args": [1]}, 422, "BAD_ARGUMENTS", "args"),
         ({"task": "add", "args": {"a": 1}, "timeout": -1}, 422, "BAD_ARGUMENTS", "timeout must be more than 0"),

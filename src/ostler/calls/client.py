@@ -38,7 +38,7 @@ class Caller:
     def ask(self, task: str, model: str | None, payload: Any, options: CallOptions) -> Question:
         """A call that can be sent. Raises BadArguments, ConfigError or CallBusy; nothing was sent."""
         url, token, most = self._node()
-        path, headers, body = _encoded(task, model, payload)
+        path, headers, body = encoded(task, model, payload)
         until, timeout, keep_alive, priority = (
             None,
             options.get("timeout"),
@@ -134,7 +134,7 @@ async def _in_time(question: Question) -> AsyncIterator[None]:
 # ---- the question
 
 
-def _encoded(task: str, model: str | None, payload: Any) -> tuple[str, dict[str, str], tuple[bytes | memoryview, ...]]:
+def encoded(task: str, model: str | None, payload: Any) -> tuple[str, dict[str, str], tuple[bytes | memoryview, ...]]:
     """Path, headers and body of a call; raises BadArguments."""
     path = f"/api/v1/calls/{quote(str(task), safe='')}"
     if isinstance(payload, (bytes, bytearray, memoryview)):

@@ -298,6 +298,14 @@ def _error(reply: _Reply, data: bytes, question: Question) -> CallError:
     status, after = reply.status, reply.headers.get("retry-after", "")
     if status == 401:
         message = f"the node at {question.shown} requires a token: set OSTLER_TOKEN (`ostler token` prints it)"
+    named = named or reply.headers.get("x-ostler-request-id")
+    return error_of(status, code, message, named, float(after) if after.isdigit() else None)
+
+
+def error_of(
+    status: int, code: str, message: str, request_id: str | None = None, retry_after: float | None = None
+) -> CallError:
+    """The exception of a call that was answered with this status and code."""
     kind: type[CallError] = ModelFailed
     if status in _REFUSED:
         kind = CallRefused
@@ -305,8 +313,7 @@ def _error(reply: _Reply, data: bytes, question: Question) -> CallError:
         kind = CallBusy
     elif status == 504:
         kind = CallTimeout
-    named = named or reply.headers.get("x-ostler-request-id")
-    return kind(message, code, status if status >= 400 else 500, named, float(after) if after.isdigit() else None)
+    return kind(message, code, status if status >= 400 else 500, request_id, retry_after)
 
 
 def late(question: Question) -> CallTimeout:

@@ -99,7 +99,13 @@ def enqueue(
         if twice := values.keys() & given.keys():
             raise BadArguments(f"{min(twice)!r} is given twice: in --args and as key=value")
         values |= given
-        job, new = opened.jobs.put([prepare(tasks, task, values, known.max_payload, **options)], now_ms())[0]
+        made = prepare(tasks, task, values, known.max_payload, **options)
+        if opened.db.shared or not _has_models(tasks[task]) or node_url(known) is None:
+            job, new = opened.jobs.put([made], now_ms())[0]
+        else:  # only the node has the classes that check them
+            wanted = {"task": task, "args": values, **{name: v for name, v in options.items() if v is not None}}
+            answer = client.request(known, "POST", "/api/v1/jobs", wanted)
+            job, new = answer["id"], not answer["duplicate"]
         if not (new or json_):
             print(f"job {job} already has this unique key; no new job was stored")
         if watch:
@@ -109,6 +115,10 @@ def enqueue(
         elif new:
             print(f"job {job} is queued in {opened.jobs.get(job)['queue']}; follow it with: ostler jobs {job} --watch")
         client.tell_no_node(known, opened)
+
+
+def _has_models(task: dict[str, Any]) -> bool:
+    return any(kinds.has_model(p.get("type")) for p in task["parameters"])
 
 
 def _object(text: str | None) -> dict[str, Any]:

@@ -176,8 +176,7 @@ class Awaiting:
     def ended(self, job: int, until: float | None) -> View:
         """The job when it has ended, or as it is at `until`. Raises NotFound.
 
-        Inside of a job, waiting without a limit is a BadArguments: that job keeps its worker meanwhile, and the other one may need it. So is
-        waiting on the event loop of the node itself, which would stop the node.
+        Waiting on the event loop of the node itself is a BadArguments: it would stop the node.
         """
         if _on_a_loop() and is_node(self.producer.settings) and self.look(job)["status"] not in _ENDED:
             raise BadArguments(
@@ -192,8 +191,8 @@ class Awaiting:
 
     async def _ended(self, way: _Way, job: int, until: float | None) -> View:
         found = await way.call(lambda: self.look(job))
-        if found["status"] not in _ENDED and until is None and handle.running is not None:
-            raise would_hang(handle.running.id, job)
+        if found["status"] not in _ENDED and until is None:
+            refuse_endless(job)
         delay, bell = _FIRST, way.bell()
         with contextlib.ExitStack() as listening:
             renewed: float | None = None
@@ -280,9 +279,12 @@ def _on_a_loop() -> bool:
     return loops is not None and loops._get_running_loop() is not None  # noqa: SLF001
 
 
-def would_hang(own: int, job: int) -> BadArguments:
-    """The error of a job that waits for another one without a timeout."""
-    return BadArguments(
+def refuse_endless(job: int) -> None:
+    """Inside a job, raise BadArguments: waiting without a timeout keeps its worker busy, and the other job may need that worker."""
+    if handle.running is None:
+        return
+    own = handle.running.id
+    raise BadArguments(
         f"job {own} waits for job {job} without a timeout: it would block its worker, and job {job} may need that "
         "worker. Use a chain (a.s(…).then(b.s(), into=…)) or a batch with a callback, or call result(timeout=…)"
     )

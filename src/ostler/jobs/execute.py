@@ -29,7 +29,7 @@ _NOT_THEIRS = (
     str(Path(__file__).parent),
     str(Path(traceback.__file__).parent / "asyncio"),
 )  # files of the first frames
-_EXPECTED = (Fail, Retry, Snooze, Cancel, Cancelled, LostClaim, BadArguments)
+_EXPECTED = (Fail, Retry, Snooze, Cancel, Cancelled, LostClaim)
 
 # ("done", job, fence, result as JSON) or ("fail", job, fence, kind, error, seconds to wait or None)
 Outcome = tuple[Any, ...]
@@ -54,10 +54,7 @@ def run(
     try:
         if task is None:
             raise Fail("UNKNOWN_TASK", f"this app declares no task {job.task!r}; declare it again, then retry the job")
-        values = json.loads(args)
-        signature.check(job.task, task.parameters, values)
-        if task.loads:
-            values = signature.loaded(job.task, task.loads, values)
+        values = _values(task, args)
         handle.running = job
         result = task.function(job, **values)
         if _is_async(task.function):
@@ -75,6 +72,16 @@ def run(
             return ("fail", id_, fence, "transient", what, None)
     finally:
         handle.running = None
+
+
+def _values(task: Task[..., Any], args: str) -> dict[str, Any]:
+    """The job's own arguments. Only here a BadArguments is about them: one that the function raises is an exception like any other."""
+    values: dict[str, Any] = json.loads(args)
+    try:
+        signature.check(task.name, task.parameters, values)
+        return signature.loaded(task.name, task.loads, values) if task.loads else values
+    except BadArguments as error:
+        raise Fail(error.code, str(error)) from error.__cause__
 
 
 def _failed(error: BaseException, *, cancelled: bool) -> tuple[str, dict[str, str], float | None]:
@@ -97,7 +104,7 @@ def _failed(error: BaseException, *, cancelled: bool) -> tuple[str, dict[str, st
 def _kind(error: BaseException, *, cancelled: bool) -> tuple[str, object]:
     """The kind that `verdict.failure` knows, and the code."""
     match error:
-        case BadArguments() | Fail():
+        case Fail():
             return "permanent", getattr(error, "code", "FAILED")
         case Retry():
             return "transient", "RETRY"

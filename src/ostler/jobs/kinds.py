@@ -5,7 +5,8 @@ A kind is an annotation as data, so that any process can check values without im
 - "int", "float", "str", "bool", "null", "list", "dict", and "any" for whatever is not known here;
 - "datetime", "date", "time" (ISO 8601), "timedelta" (seconds), "uuid", "path", "decimal" (text);
 - ["list", item], ["dict", value] or ["dict", value, key], ["tuple", item, …], ["any of", kind, …], ["literal", value, …];
-- ["object", name, {field: {"type": kind, "required": bool}}] for dataclasses and typed dicts.
+- ["object", name, {field: {"type": kind, "required": bool}}] for dataclasses and typed dicts;
+- ["model", name, {…}], the same for models of pydantic: any object fits, since only their class knows what it takes.
 
 A reader that does not know a kind takes any value for it.
 """
@@ -48,6 +49,8 @@ def describe(hint: Any, within: dict[type, Type] | None = None) -> Type:
     if isinstance(hint, typing.Hashable) and hint in _PLAIN:
         return Type(_PLAIN[hint])
     origin, args = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Annotated:
+        return describe(args[0], within)
     if origin in (typing.Union, types.UnionType):
         return _union([describe(a, within) for a in args])
     if origin is typing.Literal and all(isinstance(a, str | int | bool | None) for a in args):
@@ -121,17 +124,27 @@ def _class(hint: type, within: dict[type, Type]) -> Type:
     if issubclass(hint, enum.Enum):
         values = [member.value for member in hint]
         return Type(["literal", *values], hint) if values and all(type(v) in _SCALARS for v in values) else _ANY
-    if callable(validate := getattr(hint, "model_validate", None)):  # a model of pydantic, which checks what is in it
-        return Type("dict", validate)
+    is_model = callable(getattr(hint, "model_validate", None))  # of pydantic
     is_tuple = issubclass(hint, tuple) and hasattr(hint, "_fields")
-    if not (is_tuple or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)):
+    if not (is_model or is_tuple or dataclasses.is_dataclass(hint) or typing.is_typeddict(hint)):
         return _ANY
     if (known := within.get(hint)) is not None:
         return known
     # Where it contains itself, its parts are read in depth, but only checked as far as there.
     within[hint] = Type("list" if is_tuple else "dict", lambda value: found.load(value) if found.load else value)
-    within[hint] = found = _named(hint, _fields(hint), within) if is_tuple else _object(hint, within)
+    made = _model(hint, within) if is_model else _named(hint, _fields(hint), within) if is_tuple else None
+    within[hint] = found = made or _object(hint, within)
     return found
+
+
+def _model(hint: Any, within: dict[type, Type]) -> Type:
+    if getattr(hint, "__pydantic_root_model__", False):
+        return Type(["model", hint.__name__, {}], hint.model_validate)
+    fields = {
+        field.alias or name: {"type": describe(field.annotation, within).kind, "required": field.is_required()}
+        for name, field in hint.model_fields.items()
+    }
+    return Type(["model", hint.__name__, fields], hint.model_validate)
 
 
 def _named(hint: Any, fields: Mapping[str, bool], within: dict[type, Type]) -> Type:
@@ -270,6 +283,8 @@ def fits(kind: Any, value: Any) -> bool:
             return isinstance(value, list | tuple) and len(value) == len(items) and all(map(fits, items, value))
         case ["dict", item, *key]:
             return isinstance(value, dict) and all(_key_fits(key, k) and fits(item, v) for k, v in value.items())
+        case ["model", _, fields]:  # without fields: what the class takes need not be an object
+            return isinstance(value, dict) or not fields
         case ["object", *_]:
             return isinstance(value, dict) and _complaint("", kind, value) is None
         case _:
@@ -315,14 +330,15 @@ def _complaint(name: str, kind: Any, value: Any) -> str | None:
 
 
 def _wrong(name: str, kind: Any, value: Any) -> str:
-    leaves = ", ".join(f"{leaf}: {_WANTED[leaf]}" for leaf in _leaves(kind))
-    return f"{name!r} must be {words(kind)}{f' ({leaves})' if leaves else ''}, found {_short(value)}"
+    leaves = [f"{leaf}: {_WANTED[leaf]}" for leaf in _leaves(kind)]
+    told = leaves[0].partition(": ")[2] if len(leaves) == 1 else ", ".join(leaves)
+    return f"{name!r} must be {words(kind)}{f' ({told})' if told else ''}, found {short(value)}"
 
 
 def _leaves(kind: Any) -> list[str]:
     if isinstance(kind, str):
         return [kind] if kind in _WANTED else []
-    found = [] if kind[0] in ("literal", "object") else [leaf for part in kind[1:] for leaf in _leaves(part)]
+    found = [] if kind[0] in ("literal", "object", "model") else [leaf for part in kind[1:] for leaf in _leaves(part)]
     return [*dict.fromkeys(found)]
 
 
@@ -339,14 +355,29 @@ def words(kind: Any) -> str:
             return f"list of {len(items)} ({', '.join(words(item) for item in items)})"
         case ["dict", item, *_]:
             return f"dict of {words(item)}"
-        case ["object", name, fields]:
+        case ["model", name, fields] if not fields:
+            return str(name)
+        case ["object" | "model", name, fields]:
             takes = (f"{f}: {words(k['type'])}{'' if k['required'] else ' = …'}" for f, k in fields.items())
             return f"{name}({', '.join(takes)})"
         case _:
             return str(kind)
 
 
-def _short(value: Any) -> str:
+def has_model(kind: Any) -> bool:
+    """Whether a model of pydantic is a part of it."""
+    match kind:
+        case ["model", *_]:
+            return True
+        case ["object", _, fields]:
+            return any(has_model(field["type"]) for field in fields.values())
+        case ["any of" | "list" | "tuple" | "dict", *parts]:
+            return any(map(has_model, parts))
+    return False
+
+
+def short(value: Any) -> str:
+    """The value in an error message."""
     try:
         text = json.dumps(value)
     except (TypeError, ValueError):

@@ -200,6 +200,6 @@ def stranded(queue: str, count: int) -> str:
     """The complaint about a queue that nobody serves."""
     jobs = "1 job waits" if count == 1 else f"{count} jobs wait"
     return (
-        f"{jobs} in queue {queue!r}, which no running node serves; start the node with --pool {queue}=2; or, if the app declares a job with queue={queue!r} since "
+        f"{jobs} in queue {queue!r}, which no running node serves; start a node with --pool {queue}=2; or, if the app declares a job with queue={queue!r} since "
         f"the node was started, restart the node; or cancel them with: ostler cancel --queue {queue}"
     )

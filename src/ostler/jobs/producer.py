@@ -52,6 +52,8 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
+    if models := getattr(declared, "models", None):  # those of pydantic, where their classes are loaded
+        signature.loaded(task, models, dict(args))
     runs = chosen["attempts"], chosen["timeout"], chosen["priority"]
     job = _new_job()(task, declared["queue"], encoded, *runs, at_of(options) if options else None, next=following)
     if not options and not declared.get("policy"):
@@ -205,6 +207,11 @@ class Producer:
         found = self._patiently(lambda store: store.jobs.cancel(job, _now(store)))
         self.wake()
         return found
+
+    def retry(self, job: int) -> None:
+        """Put an ended job back into its queue, and wake the node. Raises NotFound or Conflict."""
+        self._patiently(lambda store: store.jobs.retry(job, _now(store)))
+        self.wake()
 
     def _patiently(self, work: Callable[[Store], T]) -> T:
         """Try while nothing was stored and the patience lasts: a server that restarts is back in seconds."""

@@ -6,9 +6,11 @@ Annotations that `kinds` knows are checked in depth; any other annotation accept
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import re
+import types
 import typing
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -32,6 +34,17 @@ class Signature(NamedTuple):
     loads: dict[str, Load]
     returns: Type
 
+    @property
+    def models(self) -> dict[str, Load]:
+        """`loads` of the arguments with a model of pydantic in them."""
+        return {p["name"]: self.loads[p["name"]] for p in self.parameters if kinds.has_model(p.get("type"))}
+
+
+class Row(dict[str, Any]):
+    """A declared task as it is stored. Where the app is loaded, `models` checks arguments further than their kinds can."""
+
+    models: Mapping[str, Load] = {}
+
 
 def describe(function: Callable[..., Any]) -> Signature:
     """The parameters behind the job handle, and the result; raises ConfigError on what a job cannot have."""
@@ -40,10 +53,7 @@ def describe(function: Callable[..., Any]) -> Signature:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     if not parameters or parameters[0].kind not in positional:
         raise ConfigError(f"job {name} must take the job handle as its first parameter: def {name}(job, …)")
-    try:
-        hints = typing.get_type_hints(function)
-    except Exception:  # noqa: BLE001  a name that only exists for type checkers: then the annotations are not checked
-        hints = {}
+    hints = _hints(function)
     _check_handle(name, parameters[0], hints.get(parameters[0].name))
     found, loads = [], {}
     for parameter in parameters[1:]:
@@ -65,6 +75,39 @@ def describe(function: Callable[..., Any]) -> Signature:
                 known["default"] = default
             found.append(known)
     return Signature(found, loads, kinds.describe(hints.get("return", Any)))
+
+
+def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+    """The annotations that can be resolved. One that has a name which only exists for type checkers is left out."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:  # noqa: BLE001
+        found: dict[str, Any] = {}
+        for name, given in getattr(function, "__annotations__", {}).items():
+            one = types.SimpleNamespace(__annotations__={name: given})
+            with contextlib.suppress(Exception):
+                found |= typing.get_type_hints(one, getattr(function, "__globals__", {}))
+        return found
+
+
+def doubts(function: Callable[..., Any]) -> list[str]:
+    """Annotations of parameters that look as if they were checked, and are not."""
+    hints, found = _hints(function), []
+    for parameter in [*inspect.signature(function).parameters.values()][1:]:
+        name, given = parameter.name, parameter.annotation
+        if given is not inspect.Parameter.empty and name not in hints:
+            found.append(f"the annotation {given!r} of {name!r} cannot be resolved, so its values are not checked")
+        elif _has_set(hints.get(name)):
+            found.append(f"{name!r} is annotated with a set, which JSON does not have: use a list")
+    return found
+
+
+def _has_set(hint: Any) -> bool:
+    return (
+        hint in (set, frozenset)
+        or typing.get_origin(hint) in (set, frozenset)
+        or any(map(_has_set, typing.get_args(hint)))
+    )
 
 
 # What people call the handle when they do not annotate it; any other name is taken for a parameter of the job.
@@ -135,7 +178,8 @@ def _default(parameter: Mapping[str, Any]) -> str:
 def _as_option(task: str, name: str) -> str:
     if name in OPTIONS:
         return f"; as an option, write {task}.options({name}=…).enqueue(…)"
-    return habits.option(name) if name in habits.OPTIONS else ""
+    known = habits.OPTIONS.get(name, "").partition("=")[0]
+    return f"; write {task}.options({known}=…).enqueue(…)" if known in OPTIONS else habits.option(name)
 
 
 def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict[str, Any]:
@@ -145,10 +189,16 @@ def loaded(task: str, loads: Mapping[str, Load], values: dict[str, Any]) -> dict
         try:
             found[name] = loads[name](values[name])
         except Exception as error:
-            raise BadArguments(
-                f"the arguments do not match task {task!r}: {name!r} is refused by its type: {type(error).__name__}: {error}"
-            ) from error
+            raise BadArguments(f"the arguments do not match task {task!r}: {_refusal(name, error)}") from error
     return found
+
+
+def _refusal(name: str, error: Exception) -> str:
+    """What a class says of its values; pydantic's complaints with the names of the fields."""
+    if not callable(each := getattr(error, "errors", None)):
+        return f"{name!r} is refused by its type: {type(error).__name__}: {error}"
+    told = [(".".join([name, *map(str, one["loc"])]), one["msg"], one["input"]) for one in each()]
+    return "; ".join(f"{where!r}: {message}, found {kinds.short(value)}" for where, message, value in told)
 
 
 def check_depth(text: str) -> None:

@@ -55,7 +55,7 @@ def reason(f: Facts) -> dict[str, Any]:
         )
         return _because("no_task", text)
     if not f.workers:
-        text = f"no running node has workers for queue {f.queue!r}; start the node with --pool {f.queue}=2, or, if the queue is new, restart it"
+        text = f"no running node has workers for queue {f.queue!r}; start a node with --pool {f.queue}=2, or, if the queue is new, restart the node"
         return _because("no_worker", text)
     if f.paused_all:
         return _because("paused", "all pools are paused; to resume: ostler resume")

@@ -82,6 +82,13 @@ class NodeApi:
         """The job with its timeline. Raises NotFound."""
         return await self._context.glance.call(lambda store: store.jobs.get(job))
 
+    async def jobs(
+        self, *, status: str | None = None, task: str | None = None, queue: str | None = None, limit: int = 50
+    ) -> list[dict[str, Any]]:
+        """The newest jobs, newest first, as `GET /api/v1/jobs` lists them."""
+        wanted: dict[str, Any] = {"status": status, "task": task, "queue": queue, "limit": limit}
+        return (await self._context.reader.call(lambda store: store.jobs.list(**wanted)))[0]
+
     async def cancel(self, job: int) -> dict[str, Any]:
         """Cancel a job. Raises NotFound or Conflict."""
         patience = self.settings.store_patience

@@ -22,7 +22,7 @@ function sampleOf(type) {
   if (what === "literal") return parts[0];
   if (what === "any of") return sampleOf(parts.find((one) => one !== "null") ?? "null");
   if (what === "tuple") return parts.map(sampleOf);
-  if (what === "object") {
+  if (what === "object" || what === "model") {
     const given = Object.entries(parts[1]).filter(([, field]) => field.required);
     return Object.fromEntries(given.map(([name, field]) => [name, sampleOf(field.type)]));
   }

@@ -19,28 +19,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-import inspect
 import json
 import math
 import os
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, cast, overload
 
 from ostler.app import Ostler
-from ostler.calls.exchange import Answer
-from ostler.errors import BadArguments
+from ostler.errors import BadArguments, JobTimeout
 from ostler.flows import Chain, Step
 from ostler.handles import JobId
 from ostler.jobs import execute, handle, producer, schedule, verdict
-from ostler.jobs.awaiting import Awaiting, would_hang
+from ostler.jobs.awaiting import Awaiting, refuse_endless
 from ostler.jobs.handle import Job
 from ostler.jobs.outcome import in_seconds
 from ostler.jobs.verdict import Policy, Ran
@@ -51,6 +49,10 @@ from ostler.store.limits import QueueLimit, next_token
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import ENDED, Claim, Finish, Note, Requeue, Turn
 from ostler.task import Task
+from ostler.testing.models import Models
+
+if TYPE_CHECKING:
+    from fastapi.testclient import TestClient
 
 __all__ = ["Bench", "Killed", "kill_at"]
 
@@ -93,79 +95,28 @@ class _Here(Awaiting):
         for _ in range(_MOST):
             if found["status"] in ENDED or (until is not None and until <= time.monotonic()):
                 return found
-            if until is None and handle.running is not None:
-                raise would_hang(handle.running.id, job)
+            if until is None:
+                refuse_endless(job)
             did_run = self._bench._run_for(job, until)  # noqa: SLF001
             found = self.look(job)
             if not did_run:
                 break
-        return found if found["status"] in ENDED else self._stuck(found, until)
+        if found["status"] not in ENDED:
+            raise self._stuck(found)
+        return found
 
-    def _stuck(self, found: dict[str, Any], until: float | None) -> dict[str, Any]:
-        """The job with the reason why it cannot run, for a JobTimeout. Raises BadArguments if the caller would wait forever."""
-        why = self._bench._why(found)  # noqa: SLF001
-        if until is None:
-            after = f" after {found['last_error']}" if found.get("last_error") else ""
-            raise BadArguments(f"job {found['id']} ({found['task']}) is {found['status']}{after}: {why}")
-        return {**found, "waiting_for": {"text": why}}
+    def _stuck(self, found: dict[str, Any]) -> JobTimeout:
+        """Why the job cannot run now, what it raised before, and what the test can do: waiting would not help, with or without a timeout."""
+        job, task, status = found["id"], found["task"], found["status"]
+        after = f" after {found['last_error']}" if found.get("last_error") else ""
+        stuck = JobTimeout(job, task, status, f"job {job} ({task}) is {status}{after}: {self._bench._why(found)}")  # noqa: SLF001
+        errors = self.look(job, errors=True)["errors"]
+        if errors and (trace := errors[-1]["traceback"]):
+            stuck.add_note(f"\nIn the job:\n{trace.rstrip()}")
+        return stuck
 
     async def ended_async(self, job: int, until: float | None) -> dict[str, Any]:
         return await asyncio.to_thread(self.ended, job, until)
-
-
-class _Models:
-    """Answers the calls of jobs in the test's own process, with what the app declares or the test gives. Nothing waits or is timed."""
-
-    def __init__(self, app: Ostler) -> None:
-        self._app = app
-        self.answers: dict[str, Callable[[Any], Any]] = {}
-        self._loaded: dict[tuple[str, str], Any] = {}
-
-    def ask(self, task: str, model: str | None, payload: Any, options: Any) -> tuple[str, str, Any]:
-        spec = self._app.models.get(task)
-        if task not in self.answers and (spec is None or spec.target is None):
-            if spec is None:
-                raise BadArguments(f"the app declares no model {task!r}")
-            raise BadArguments(
-                f"no program is started here for {task!r}; answer its calls with bench.model({task!r}, function)"
-            )
-        known = [] if spec is None else [*spec.models]
-        plain = payload if isinstance(payload, bytes) else json.loads(json.dumps(payload))
-        return task, model or (known[0] if known else task), plain
-
-    def answer_sync(self, question: tuple[str, str, Any]) -> Answer:
-        found = self._infer(*question)
-        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
-        return _answer(asyncio.run(_gathered(found)) if is_async else found, question[1])
-
-    async def answer(self, question: tuple[str, str, Any]) -> Answer:
-        found = self._infer(*question)
-        is_async = inspect.isawaitable(found) or inspect.isasyncgen(found)
-        return _answer(await _gathered(found) if is_async else found, question[1])
-
-    def stream_sync(self, question: tuple[str, str, Any]) -> Iterator[Any]:
-        yield from self.answer_sync(question).result
-
-    async def stream(self, question: tuple[str, str, Any]) -> AsyncIterator[Any]:
-        for item in (await self.answer(question)).result:
-            yield item
-
-    def _infer(self, task: str, model: str, payload: Any) -> Any:
-        if task in self.answers:
-            return self.answers[task](payload)
-        if (task, model) not in self._loaded:
-            made = self._app.models[task].target()
-            made.load(model)
-            self._loaded[task, model] = made
-        return self._loaded[task, model].infer(payload)
-
-
-async def _gathered(found: Any) -> Any:
-    return [item async for item in found] if inspect.isasyncgen(found) else await found
-
-
-def _answer(found: Any, model: str) -> Answer:
-    return Answer([*found] if inspect.isgenerator(found) else found, None, 0.0, model)
 
 
 def _wait(work: Coroutine[Any, Any, Any]) -> Any:
@@ -187,7 +138,7 @@ class Bench:
         }
         self._folder = tempfile.TemporaryDirectory(prefix="ostler-bench-")
         self._saved: dict[str, str | None] = {}
-        self._models = _Models(app)
+        self._models = Models(app)
         self._lock = threading.Lock()  # held while a job runs
 
     def __enter__(self) -> Self:
@@ -248,8 +199,6 @@ class Bench:
         if isinstance(step, Chain):
             return step.enqueue()
         job = step.prepared()
-        if step.delay is not None:  # by the bench's clock
-            job = job._replace(run_at=self._ms() + int(step.delay * 1000))
         return JobId.of(self.app, self.store.jobs.enqueue([job], self._ms())[0])
 
     def model(self, task: str, answer: Callable[[Any], Any]) -> None:
@@ -260,6 +209,14 @@ class Bench:
             known = ", ".join(sorted(self.app.models)) or "none"
             raise BadArguments(f"the app declares no model {task!r}; declared are: {known}")
         self._models.answers[task] = answer
+
+    def client(self) -> TestClient:
+        """A client (FastAPI's TestClient, which needs httpx) of the routes that the app declares with `@app.web`. Their `NodeApi` uses this
+        bench: jobs that a route enqueues are run by `bench.run()`, or by the route itself if it waits for their result.
+        """
+        from ostler.testing.routes import client  # noqa: PLC0415
+
+        return client(self, self._models)
 
     def advance(self, seconds: float | timedelta) -> None:
         """Move the clock forward by seconds or a timedelta; schedules that are due enqueue their jobs."""
