@@ -211,7 +211,7 @@ class Bench:
         self._models.answers[task] = answer
 
     def client(self) -> TestClient:
-        """A client (FastAPI's TestClient, which needs httpx) of the routes that the app declares with `@app.web`. Their `NodeApi` uses this
+        """A client (FastAPI's TestClient, which needs httpx2) of the routes that the app declares with `@app.web`. Their `NodeApi` uses this
         bench: jobs that a route enqueues are run by `bench.run()`, or by the route itself if it waits for their result.
         """
         from ostler.testing.routes import client  # noqa: PLC0415
