@@ -490,3 +490,18 @@ def test_the_callback_of_a_batch_and_cancelling_one() -> None:
         assert waiting.info()["pending"] == 0
         with pytest.raises(NotFound, match="has no callback"):
             waiting.callback(timeout=1)
+
+
+def test_a_bench_inside_another_leaves_it_as_it_was() -> None:
+    app = Ostler()
+
+    @app.job()
+    def double(job: Job, n: int) -> int:
+        return 2 * n
+
+    with Bench(app) as outer:
+        waiting = double.enqueue(n=1)
+        with Bench(app, now=5.0):
+            assert double.enqueue(n=2).result() == 4
+        assert waiting.result() == 2
+        assert double.enqueue(n=3).info()["created_at"] == outer.now * 1000

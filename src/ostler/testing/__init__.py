@@ -147,8 +147,12 @@ class Bench:
             self._saved[name] = os.environ.get(name)
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
-        producer.clock = self._ms  # what the code under test enqueues is stored at the bench's time, too
-        self.app._awaiting = _Here(self)  # noqa: SLF001
+        # What it replaces is put back at its end, also that of a Bench around it.
+        self._clock, producer.clock = (
+            producer.clock,
+            self._ms,
+        )  # what the code under test enqueues is stored at the bench's time, too
+        self._awaiting, self.app._awaiting = self.app._awaiting, _Here(self)  # noqa: SLF001
         self._caller, self.app._caller = self.app._caller, cast("Any", self._models)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)
         schedules = [
@@ -170,9 +174,9 @@ class Bench:
     ) -> None:
         if self.app._producer is not None:  # noqa: SLF001
             self.app.producer.close()
-        self.app._producer, self.app._awaiting = self._producer, None  # noqa: SLF001
+        self.app._producer, self.app._awaiting = self._producer, self._awaiting  # noqa: SLF001
         self.app._caller = self._caller  # noqa: SLF001
-        producer.clock = None
+        producer.clock = self._clock
         self.store.close()
         for name, value in self._saved.items():
             if value is None:
