@@ -29,7 +29,11 @@ class Peers:
 
     def __init__(self) -> None:
         self._kernel: socket.socket | None = None
-        self._answers, self._asked = False, 0
+        self._is_open, self._answers, self._asked = False, False, 0
+
+    def _open(self) -> None:
+        """At the first question: who only imports this has nothing open."""
+        self._is_open = True
         with contextlib.suppress(OSError, AttributeError):  # no Linux, or not allowed here
             self._kernel = socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM, _SOCK_DIAG)
             self._kernel.setblocking(False)
@@ -48,6 +52,8 @@ class Peers:
         return found
 
     def _ask(self, source: bytes, sport: int, target: bytes, dport: int) -> int | None:
+        if not self._is_open:
+            self._open()
         if self._kernel is None:
             return None
         family = socket.AF_INET if len(source) == 4 else socket.AF_INET6
