@@ -48,10 +48,12 @@ def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_i
             await red.goto(_RED)
             await blue.goto(_BLUE)
             assert [len(one.contexts), len(two.contexts)] == [1, 1]
-            assert [await _seen(stand, name, red) for name in ("one", "two")] == ["red", "blue"]
+            # A page is painted after it has loaded. (The test has a time limit.)
+            while [await _seen(stand, name, red) for name in ("one", "two")] != ["red", "blue"]:
+                pass
             later = await one.new_page()  # the newest page is the one that is shown
             await later.goto(_BLUE)
-            while await _seen(stand, "one", red) != "blue":  # (the test has a time limit)
+            while await _seen(stand, "one", red) != "blue":
                 pass
             await stand.code.probe()
 

@@ -272,7 +272,8 @@ def test_tags_go_to_sidecar_files_and_are_taken_away_again(node, tmp_path):
     assert written["tags"] == node.get(f"/api/v1/tracks/{track}")[1]["tags"] and written["track"] == "001.mp3"
     assert lib.scan()["result"]["changed"] == 0
     assert "3 tracks are taken away" in ostler(node, "undo", "--all", str(root)).stdout
-    until(lambda: {file.name: file.read_bytes() for file in root.iterdir()} == before, "the directory to be as it was")
+    until(lambda: {file.name for file in root.iterdir()} == before.keys(), "the directory to be as it was")
+    assert {file.name: file.read_bytes() for file in root.iterdir()} == before
     assert lib.get()["write_to"] == "database" and set(lib.states().values()) == {"tagged"}
 
 
