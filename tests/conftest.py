@@ -33,6 +33,7 @@ LONG = (
     "test_envs",
     "calls/test_calls",
     "apps/",
+    "web/",
     "cli/",
 )
 

@@ -201,8 +201,8 @@ def test_the_command_looks_at_a_node_on_postgres_and_finds_a_listener_that_was_l
     assert found["listeners"][0] == {"level": "ok", "what": "listeners", "text": "1 for 1 node"}
     assert "sqlite" not in found and "PostgreSQL" in found["database"][0]["text"]
     with Store.open(database, node.folder) as store:
-        store.nodes.register(NodeRow("deaf@1", "deaf", 600_000))  # it lives, and listens to nobody
-        (lost,) = until(lambda: findings(store, "listeners"), "the listener of the command to be gone from the server")
+        store.nodes.register(NodeRow("deaf@1", "deaf", 600_000, home="another"))  # it lives, and listens to nobody
+        (lost,) = until(lambda: findings(store, "listeners"), "the node that does not listen to be told")
         assert "1 for 2 nodes" in lost and "poll" in lost
 
 

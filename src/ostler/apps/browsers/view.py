@@ -14,7 +14,8 @@ from ostler.apps.browsers.driver import BrowserFailed
 
 _APART = 0.2  # seconds between two pictures, at least
 _LOOK = 1.0  # seconds between two looks for a newer page
-_SHOWN = {"format": "jpeg", "quality": 50, "maxWidth": 1280, "maxHeight": 800, "everyNthFrame": 1}
+_PICTURE = {"format": "jpeg", "quality": 50}
+_SHOWN = {**_PICTURE, "maxWidth": 1280, "maxHeight": 800, "everyNthFrame": 1}
 
 
 class Viewed(Protocol):
@@ -32,6 +33,7 @@ class _Cast:
     def __init__(self, browser: Viewed, target: str, session: str) -> None:
         self.target = target
         self.frames: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.shown = False
         self._browser, self._session, self._last = browser, session, 0
         browser.ears[session] = self._hear
 
@@ -56,6 +58,8 @@ class _Cast:
     def _hear(self, said: dict[str, Any]) -> None:
         if said.get("method") == "Page.screencastFrame":
             self.frames.put_nowait(said["params"])  # few: the browser waits for each to be acknowledged
+        elif "data" in said.get("result", {}):  # a picture that was asked for, which needs no acknowledgement
+            self.frames.put_nowait({"data": said["result"]["data"], "sessionId": None})
 
 
 async def frames(browser: Viewed, contexts: Callable[[], set[str] | None]) -> AsyncIterator[bytes]:
@@ -68,12 +72,19 @@ async def frames(browser: Viewed, contexts: Callable[[], set[str] | None]) -> As
                 looked = time.monotonic()
                 cast = await _newest(browser, contexts(), cast)
             frame = await _next(cast)
-            if frame is None or cast is None:
+            if cast is None:
                 continue
+            if frame is None:
+                if not cast.shown:  # a page that does not change may send no first picture by itself
+                    with contextlib.suppress(BrowserFailed):
+                        await cast.send("Page.captureScreenshot", **_PICTURE)
+                continue
+            cast.shown = True
             yield base64.b64decode(frame["data"])
             await asyncio.sleep(_APART)
-            with contextlib.suppress(BrowserFailed):  # the page may have been closed meanwhile
-                await cast.send("Page.screencastFrameAck", sessionId=frame["sessionId"])
+            if frame["sessionId"] is not None:
+                with contextlib.suppress(BrowserFailed):  # the page may have been closed meanwhile
+                    await cast.send("Page.screencastFrameAck", sessionId=frame["sessionId"])
     finally:
         if cast is not None:
             await cast.stop()
