@@ -151,7 +151,9 @@ def test_filters_and_search_survive_a_reload(node: Node, jobs: dict[str, int], p
     opened(page, node, "#/jobs")
     page.get_by_role("group", name="Status").get_by_role("button", name="failed").click()
     page.get_by_label("Queue").select_option("imports")
+    expect(page).to_have_url(re.compile("status=failed&queue=imports"))  # the page is made anew
     page.keyboard.press("/")
+    expect(page.get_by_label("Search")).to_be_focused()
     page.keyboard.type("eu-central")
     page.keyboard.press("Enter")
     expect(page.locator("tbody tr")).to_have_count(1)

@@ -99,7 +99,7 @@ document.querySelector(".skip").onclick = (event) => {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, select, dialog")) return;
+  if (event.key !== "/" || event.ctrlKey || event.metaKey || event.target.closest("input, textarea, dialog")) return;
   if (!shown?.focus) return;
   event.preventDefault();
   shown.focus();
