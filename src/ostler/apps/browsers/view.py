@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from ostler.apps.browsers.driver import BrowserFailed
 
 _APART = 0.2  # seconds between two pictures, at least
+_ANSWER = 5.0  # seconds for a page to begin with its pictures
 _LOOK = 1.0  # seconds between two looks for a newer page
 _PICTURE = {"format": "jpeg", "quality": 50}
 _SHOWN = {**_PICTURE, "maxWidth": 1280, "maxHeight": 800, "everyNthFrame": 1}
@@ -42,7 +43,11 @@ class _Cast:
         # Without `flatten`, so that messages come through the browser's own session: the connection knows no other.
         told = await browser.send("Target.attachToTarget", targetId=target, flatten=False)
         cast = cls(browser, target, told["sessionId"])
-        await cast.send("Page.startScreencast", **_SHOWN)
+        try:
+            await cast.send("Page.startScreencast", **_SHOWN)
+        except BaseException:
+            browser.ears.pop(told["sessionId"], None)
+            raise
         return cast
 
     async def send(self, method: str, **params: Any) -> None:
@@ -99,8 +104,11 @@ async def _newest(browser: Viewed, contexts: set[str] | None, cast: _Cast | None
         return cast
     if cast is not None:
         await cast.stop()
-    with contextlib.suppress(BrowserFailed):  # closed between the two questions
-        return await _Cast.start(browser, newest) if newest else None
+    with contextlib.suppress(
+        BrowserFailed, TimeoutError
+    ):  # closed between the two questions, or too busy: the next look tries again
+        async with asyncio.timeout(_ANSWER):
+            return await _Cast.start(browser, newest) if newest else None
     return None
 
 
