@@ -50,11 +50,11 @@ def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_i
             assert [len(one.contexts), len(two.contexts)] == [1, 1]
             # A page is painted after it has loaded. (The test has a time limit.)
             while [await _seen(stand, name, red) for name in ("one", "two")] != ["red", "blue"]:
-                pass
+                await asyncio.sleep(0.2)
             later = await one.new_page()  # the newest page is the one that is shown
             await later.goto(_BLUE)
             while await _seen(stand, "one", red) != "blue":
-                pass
+                await asyncio.sleep(0.2)
             await stand.code.probe()
 
     _run(story)
