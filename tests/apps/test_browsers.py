@@ -53,7 +53,7 @@ def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_i
                 await asyncio.sleep(0.2)
             later = await one.new_page()  # the newest page is the one that is shown
             await later.goto(_BLUE)
-            while await _seen(stand, "one", red) != "blue":
+            while await _seen(stand, "one", blue) != "blue":  # decoded by a page that is in front
                 await asyncio.sleep(0.2)
             await stand.code.probe()
 
