@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from ostler.errors import Conflict, NotFound
@@ -214,15 +214,11 @@ class JobRecords(JobReading):
         if not finishes:
             return
         by_id = {f.id: f for f in finishes}
-        batch = [
-            [f.id, f.fence, f.status, f.result, f.error, f.started_at, f.finished_at, f.crash, f.progress]
-            for f in finishes
-        ]
         followed = []
         ended: list[tuple[str, str]] = []
         awaited: list[int] = []
         runs: dict[str, list[int]] = {}  # queue -> how long each run that is done took
-        for row in self._db.run("finish", batch=json.dumps(batch)):
+        for row in self._ended(finishes):
             id_, seq, queue, status, of_batch, following, chain, *_ = row  # in the statement's order
             done = by_id.pop(id_)
             ended.append((queue, status))
@@ -251,6 +247,19 @@ class JobRecords(JobReading):
         self._moved(moved)
         if followed:
             self.flows.ended(followed, turn.now)
+
+    def _ended(self, finishes: list[Finish]) -> Iterator[Any]:
+        """Write the ends of jobs; the rows of those whose claim was still theirs."""
+        plain, other = [], []
+        for f in finishes:
+            if f.status == JobStatus.DONE and f.error is None and f.progress is None and not f.crash:
+                plain.append((f.id, f.fence, f.result, f.started_at, f.finished_at))
+            else:
+                times = f.started_at, f.finished_at
+                other.append((f.id, f.fence, f.status, f.result, f.error, *times, f.crash, f.progress))
+        for statement, batch in (("finish_done", plain), ("finish", other)):
+            if batch:
+                yield from self._db.run(statement, batch=json.dumps(batch))
 
     def _requeue(
         self, requeues: list[Requeue], node: str, now: int, timeline: list[_EVENT], lost: list[int], counts: Counts
@@ -323,7 +332,7 @@ class JobRecords(JobReading):
             dues.append(turn.now + _BUSY)
         if not claims:
             return claims, dues, 0
-        batch = json.dumps([[c.id, c.worker] for c in claims])
+        batch = json.dumps({c.id: c.worker for c in claims})
         held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
         self._unsettled |= keys.picked
         taken = [c for c in claims if c.id in held]

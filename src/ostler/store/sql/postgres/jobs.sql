@@ -86,12 +86,22 @@ UPDATE ostler.jobs SET behind = 0
 -- The row is also the claim's event `processing`.
 UPDATE ostler.jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
        worker = c.worker, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
-  FROM (SELECT (e ->> 0)::bigint AS id, e ->> 1 AS worker FROM jsonb_array_elements(:batch::jsonb) AS e) AS c
+  FROM (SELECT e.key::bigint AS id, e.value AS worker FROM jsonb_each_text(:batch::jsonb) AS e) AS c
  WHERE jobs.id = c.id AND jobs.status || '' = 'queued'
 RETURNING jobs.id;
 
+-- name: finish_done
+-- `finish` for most jobs, which are done and have nothing else to say. A row that is done is also the event `done`.
+UPDATE ostler.jobs SET status = 'done', result = f.result, error = NULL, started_at = f.started_at, finished_at = f.finished_at,
+       seq = seq + 1, cancel = 0
+  FROM (SELECT (e ->> 0)::bigint AS id, (e ->> 1)::int AS fence, e ->> 2 AS result,
+               (e ->> 3)::bigint AS started_at, (e ->> 4)::bigint AS finished_at
+          FROM jsonb_array_elements(:batch::jsonb) AS e) AS f
+ WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status || '' = 'processing'
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result,
+          EXISTS (SELECT 1 FROM ostler.waiters AS w WHERE w.job = jobs.id) AS awaited;
+
 -- name: finish
--- A row that is done is also the event `done`.
 UPDATE ostler.jobs SET status = f.status, result = f.result, error = f.error, started_at = f.started_at, finished_at = f.finished_at,
        progress = coalesce(f.progress, jobs.progress), crashes = crashes + f.crash, seq = seq + 1, cancel = 0
   FROM (SELECT (e ->> 0)::bigint AS id, (e ->> 1)::int AS fence, e ->> 2 AS status, e ->> 3 AS result, e ->> 4 AS error,

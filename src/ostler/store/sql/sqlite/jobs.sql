@@ -66,13 +66,22 @@ UPDATE jobs SET behind = 0
 -- The row is also the claim's event `processing`.
 UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
        worker = c.worker, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
-  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS worker FROM json_each(:batch)) AS c
+  FROM (SELECT CAST(key AS INTEGER) AS id, value AS worker FROM json_each(:batch)) AS c
  WHERE jobs.id = c.id AND jobs.status = 'queued'
 RETURNING jobs.id;
 
+-- name: finish_done
+-- `finish` for most jobs, which are done and have nothing else to say: a third cheaper. A row that is done is also the event `done`.
+UPDATE jobs SET status = 'done', result = f.result, error = NULL, started_at = f.started_at, finished_at = f.finished_at,
+       seq = seq + 1, cancel = 0
+  FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS result,
+               json_extract(value, '$[3]') AS started_at, json_extract(value, '$[4]') AS finished_at
+          FROM json_each(:batch)) AS f
+ WHERE jobs.id = f.id AND jobs.fence = f.fence AND jobs.status = 'processing'
+RETURNING jobs.id, jobs.seq, jobs.queue, jobs.status, jobs.batch, jobs.next, jobs.chain, jobs.step, jobs.result, 0 AS awaited;
+
 -- name: finish
 -- `awaited`: somebody is to be told; here nobody is.
--- A row that is done is also the event `done`.
 UPDATE jobs SET status = f.status, result = f.result, error = f.error, started_at = f.started_at, finished_at = f.finished_at,
        progress = coalesce(f.progress, jobs.progress), crashes = crashes + f.crash, seq = seq + 1, cancel = 0
   FROM (SELECT json_extract(value, '$[0]') AS id, json_extract(value, '$[1]') AS fence, json_extract(value, '$[2]') AS status,
