@@ -124,7 +124,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         sides: list[Ours | Theirs] = [Ours(Path(folder)), Theirs(Path(folder))]
         for side in sides:
-            enqueues(side, 1000)  # until its log of changes has the length that it keeps
+            enqueues(side, 3000)  # until its log of changes has the length that it keeps
         plan = ((enqueues, 250), (enqueues, 250)) * 8, ((drain, count),)
         for verb, jobs in (step for _ in range(rounds) for steps in plan for step in steps):
             for side in sides:

@@ -23,8 +23,11 @@ class Step(habits.Flow, Generic[R_co]):
     _hints = habits.STEP
 
     def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
-        self._app, self._row, self._args, self._options = app, row, args, dict(options)
-        self.connection: Any = self._options.pop("connection", None)
+        self._app, self._row, self._args, self._options = app, row, args, options
+        self.connection: Any = None
+        if "connection" in options:
+            self.connection = options["connection"]
+            self._options = {name: value for name, value in options.items() if name != "connection"}
 
     def then(self, step: Step[T], into: str | None = None) -> Chain[T]:
         """Continue with that step when this one is done. `into` names its parameter that receives this step's result."""
@@ -44,11 +47,9 @@ class Step(habits.Flow, Generic[R_co]):
 
     def prepared(self, into: str | None = None, **more: Any) -> NewJob:
         """The job to store. Raises InputError."""
-        limit = self._app.producer.settings.max_payload
-        row = self._row
-        from ostler.jobs.producer import prepare  # noqa: PLC0415  loads much that a model's worker does not need
-
-        return prepare({row["name"]: row}, row["name"], self._args, limit, into=into, **{**self._options, **more})
+        producer, row = self._app.producer, self._row
+        options = {**self._options, **more} if more else self._options
+        return producer.prepare({row["name"]: row}, row["name"], self._args, into=into, **options)
 
     def waiting(self, into: str | None = None) -> dict[str, Any]:
         """The form in which it waits in a chain, batch or schedule: its delay starts when it is enqueued, not now."""

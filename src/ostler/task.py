@@ -178,6 +178,8 @@ class Task(habits.Hinting, Generic[P, R_co]):
         return Step(self._app, self.row, self._bound(args, kwargs), options)
 
     def _bound(self, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+        if not args:
+            return self._plain(kwargs)
         named = dict(zip(self._names, args, strict=False))
         if len(args) > len(self._names):
             raise BadArguments(f"task {self.name!r} takes {len(self._names)} arguments, found {len(args)}")

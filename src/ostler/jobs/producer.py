@@ -30,7 +30,16 @@ T = TypeVar("T")
 clock: Callable[[], int] | None = None  # a clock of its own (ms UTC): a test's that moves it
 
 
-def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit: int, **options: Any) -> NewJob:
+def prepare(
+    tasks: Mapping[str, Mapping[str, Any]],
+    task: Any,
+    args: Any,
+    limit: int,
+    *,
+    into: str | None = None,
+    next: str | None = None,  # noqa: A002  as the job's field
+    **options: Any,
+) -> NewJob:
     """A job that can be stored, or an InputError that says what is wrong with it. `tasks` holds rows of the tasks table."""
     declared = tasks.get(task) if isinstance(task, str) else None
     if declared is None:
@@ -39,23 +48,21 @@ def prepare(tasks: Mapping[str, Mapping[str, Any]], task: Any, args: Any, limit:
         raise BadArguments(
             f"the arguments of task {task!r} must be an object of names and values, found {type(args).__name__}"
         )
-    options = {name: value for name, value in options.items() if value is not None}
-    waiting, following = options.pop("into", None), options.pop("next", None)
     chosen = declared
-    if options:  # what the task itself declares was checked when it was declared
-        check(f"task {task!r}", options)
+    if options and (options := {name: value for name, value in options.items() if value is not None}):
+        check(f"task {task!r}", options)  # what the task itself declares was checked when it was declared
         chosen = {**declared, **options}
     parameters, given = declared["parameters"], args
-    if waiting:
-        _check_waiting(task, declared.get("policy") or {}, waiting)
-        given = {**args, waiting: None}
-        parameters = [{**p, "type": "any"} if p["name"] == waiting else p for p in parameters]
+    if into:
+        _check_waiting(task, declared.get("policy") or {}, into)
+        given = {**args, into: None}
+        parameters = [{**p, "type": "any"} if p["name"] == into else p for p in parameters]
     signature.check(task, parameters, given)
     encoded = signature.encode(task, args, limit)
     if models := getattr(declared, "models", None):  # those of pydantic, where their classes are loaded
         signature.loaded(task, models, dict(args))
     runs = chosen["attempts"], chosen["timeout"], chosen["priority"]
-    job = _new_job()(task, declared["queue"], encoded, *runs, at_of(options) if options else None, next=following)
+    job = _new_job()(task, declared["queue"], encoded, *runs, at_of(options) if options else None, next=next)
     if not options and not declared.get("policy"):
         return job
     return job._replace(**_policy(task, declared, signature.whole(declared["parameters"], args), options))
@@ -139,6 +146,10 @@ class Producer:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._local = threading.local()
+
+    def prepare(self, tasks: Mapping[str, Mapping[str, Any]], task: str, args: Any, **options: Any) -> NewJob:
+        """A job of one of these tasks that can be stored. Raises InputError."""
+        return prepare(tasks, task, args, self.settings.max_payload, **options)
 
     def store(self) -> Store:
         """This thread's durable connection."""

@@ -26,6 +26,8 @@ T = TypeVar("T")
 
 _POLL = 0.004  # seconds that SQLite itself waits for a lock: it looks every one or two milliseconds
 
+_CHECKPOINT = 4000  # pages of 4 KiB in the WAL before they are moved into the file: each move waits for the disk twice
+
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
@@ -101,6 +103,10 @@ class SqliteDatabase:
         execute(f"PRAGMA cache_size = -{cache_mb}000")  # per connection, and a node has several
         execute("PRAGMA temp_store = MEMORY")
         execute("PRAGMA journal_size_limit = 67108864")
+        execute(
+            "PRAGMA ignore_check_constraints = 1"
+        )  # the states are this code's own; a list of them is built anew for each row
+        execute(f"PRAGMA wal_autocheckpoint = {_CHECKPOINT}")
         if read_only:
             execute("PRAGMA query_only = 1")
 
