@@ -139,14 +139,17 @@ class JobRecords(JobReading):
         counts: Counts = {}
         moved: Counter[tuple[str, str]] = Counter()
         with self._db.transaction():
-            if turn.number and not self._begin(turn):
+            begun = self._begin(turn) if turn.number else self._db.run("next_due")
+            if not begun:
                 return Taken(self._claims_of(turn.node), [], turn.now, replayed=True)
+            due = begun[0]["due"]
             self._gathered = moved
             self._count_new()
             self._note(turn.notes, timeline)
             self._finish(turn, timeline, lost, counts)
             self._requeue(turn.requeues, turn.node, turn.now, timeline, lost, counts)
-            due = self._db.run("next_due")[0]["due"]
+            if turn.finishes or turn.requeues:  # which may have scheduled another
+                due = self._db.run("next_due")[0]["due"]
             if turn.wants and due is not None and due <= turn.now:
                 self._promote(turn.now)
                 due = self._db.run("next_due")[0]["due"]
@@ -164,14 +167,14 @@ class JobRecords(JobReading):
         self._waits = waits
         return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
 
-    def _begin(self, turn: Turn) -> bool:
-        """Whether the turn is new. Raises NodeLost when the node does not live."""
-        if self._db.run("node_turn", id=turn.node, turn=turn.number, now=self._db.now()):
-            return True
+    def _begin(self, turn: Turn) -> list[Any]:
+        """When the next job is `due`; nothing when the turn is not new. Raises NodeLost when the node does not live."""
+        if found := self._db.run("node_turn", id=turn.node, turn=turn.number, now=self._db.now()):
+            return found
         rows = self._db.run("node", id=turn.node)
         if not rows or rows[0]["status"] not in LIVE:
             raise lost_node(turn.node)
-        return False
+        return []
 
     def _claims_of(self, node: str) -> list[Claim]:
         """Everything that the node holds, as the store has it."""

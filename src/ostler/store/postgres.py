@@ -15,7 +15,7 @@ import logging
 import re
 import select
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -28,7 +28,8 @@ from ostler.store.database import address_of
 
 try:
     import psycopg
-    from psycopg.types.numeric import Int8Dumper
+
+    from ostler.store.postgres_words import Said, Speaker, Whole, rows
 except ImportError as missing:
     raise ConfigError(f"a PostgreSQL store needs a driver: {extras.command('postgres')}") from missing
 
@@ -41,7 +42,6 @@ _PROMPT = 0.25
 FILLING = 9999  # in place of a migration's number: a copy of another store is under way (copy.py)
 _COMMENT = re.compile(r"--[^\n]*")
 _VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
-_UNSTORABLE = re.compile(r"\x00|[\ud800-\udfff]")
 
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _SNAPSHOT = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -67,8 +67,6 @@ _TELL_ENDED = """
 SELECT pg_notify(%(channel)s, job::text) FROM ostler.waiters
  WHERE job = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(%(jobs)s::jsonb) AS v))
 """
-
-_Said = tuple[str, Mapping[str, Any] | None]  # a statement and its values
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
 _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
@@ -103,11 +101,11 @@ class Place:
             keepalives_interval=2,
             keepalives_count=3,
             tcp_user_timeout=15_000,
-            row_factory=_rows,
+            row_factory=rows,
             client_encoding="utf8",
             **how,
         )
-        found.adapters.register_dumper(int, Int8Dumper)  # one type for all whole numbers, so one plan
+        found.adapters.register_dumper(int, Whole)
         return found
 
 
@@ -137,8 +135,10 @@ class PostgresDatabase:
             local = "; ".join(f"SET LOCAL {name} = {value}" for name, value in self._session().items())
             self._begin = f"BEGIN ISOLATION LEVEL READ COMMITTED; {local}"
         self._open: psycopg.Connection[Any] | None = None
+        self._speaker: Speaker
         self._inside = False
-        self._waiting: list[_Said] = []  # statements of the open transaction that travel with the next one
+        self._begun = False  # something of the open transaction was said to the server
+        self._waiting: list[Said] = []  # what the open transaction says with its next statement, its beginning too
         self._connection()
 
     # ---- statements
@@ -179,16 +179,26 @@ class PostgresDatabase:
     def _query(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
         """What waited, and then this; its rows."""
         waiting, self._waiting = self._waiting, []
-        connection = self._connection()
         try:
-            for said in waiting:
-                _execute(connection, *said)
-            cursor = _execute(connection, sql, values)
+            first, self._begun = self._inside and not self._begun, self._inside
+            seemed_well = _works(self._open)
+            try:
+                cursor = self._say(*waiting, (sql, values))
+            except StoreBusy:
+                if not (first and seemed_well) or _works(self._open):
+                    raise
+                self._open = self._connect()  # it was lost while nobody used it, and nothing was said on it
+                cursor = self._say(*waiting, (sql, values))
             return cursor.fetchall() if cursor.description else []
-        except psycopg.Error as error:
-            raise self._as_ours(error) from error
         except (OverflowError, UnicodeEncodeError) as error:
             raise BadArguments(f"a value cannot be stored or looked for: {error}") from error
+
+    def _say(self, *said: Said) -> psycopg.Cursor[Any]:
+        self._connection()
+        try:
+            return self._speaker.say(*said)
+        except psycopg.Error as error:
+            raise self._as_ours(error) from error
 
     def ask(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
         """Any statement: for the doctor, who asks what no other database knows."""
@@ -207,36 +217,26 @@ class PostgresDatabase:
             self._roll_back()
             raise
         finally:
-            self._inside, self._waiting = False, []
+            self._inside = self._begun = False
+            self._waiting = []
             self.held += time.perf_counter() - began
 
     def _start(self, locked: str) -> None:
-        seemed_well = _works(self._open)
-        try:
-            self._say_begin(locked)
-        except StoreBusy:
-            if not seemed_well or _works(self._open):
-                raise
-            self._say_begin(locked)  # the connection was lost while nobody used it, and nothing was said on it
-
-    def _say_begin(self, locked: str) -> None:
-        if not locked:
-            self._query(self._begin)
-            return
-        connection = self._connection()
-        names = json.dumps([f"{self.place.schema}:{locked}"])
-        try:  # one message, one trip
-            connection.execute(_together(connection, [(self._begin, None), (_LOCK, {"names": names})]), prepare=False)
-        except psycopg.Error as error:
-            ours = self._as_ours(error)
-            self._roll_back()  # it may have begun
-            raise ours from error
+        """Its beginning travels with its first statement."""
+        if self._open is not None and _hung_up(self._open):
+            self._open.close()  # the server went away while nobody used it
+        self._connection()
+        self._waiting = [(self._begin, None)]
+        if locked:
+            self._waiting.append((_LOCK, {"names": json.dumps([f"{self.place.schema}:{locked}"])}))
 
     def _commit(self) -> None:
-        connection = self._connection()
         waiting, self._waiting = self._waiting, []
+        if not self._begun and len(waiting) == 1:
+            return  # nothing was said
+        connection, self._begun = self._connection(), True
         try:
-            connection.execute(_together(connection, [*waiting, ("COMMIT", None)]), prepare=False)
+            self._speaker.say(*waiting, ("COMMIT", None))
         except psycopg.Error as error:
             if not _works(connection):
                 raise self._doubt(error) from error
@@ -252,10 +252,10 @@ class PostgresDatabase:
     def _roll_back(self) -> None:
         self._waiting = []
         connection = self._open
-        if connection is None or connection.closed:
+        if not self._begun or connection is None or connection.closed:
             return
         try:
-            connection.execute("ROLLBACK")
+            self._speaker.roll_back()
         except psycopg.Error:
             connection.close()  # the server rolls back what it has
 
@@ -329,6 +329,7 @@ class PostgresDatabase:
             raise ConfigError(
                 f"{self.place.shown} is PostgreSQL {found // 10000}; ostler needs {OLDEST // 10000} or newer"
             )
+        self._speaker = Speaker(made, plans=not self.place.pooler)
         return made
 
     def _options(self) -> dict[str, str]:
@@ -438,20 +439,6 @@ class PostgresDatabase:
         return error
 
 
-def _execute(connection: psycopg.Connection[Any], sql: str, values: Mapping[str, Any] | None) -> psycopg.Cursor[Any]:
-    return connection.execute(sql, None if values is None else {name: _fit(value) for name, value in values.items()})
-
-
-def _together(connection: psycopg.Connection[Any], said: Sequence[_Said]) -> str:
-    """Statements as one message, with the values written into it. The driver's pipelines would do, but for their last words: a
-    server that heard them in a transaction waits for its client for ever.
-    """
-    writer = psycopg.ClientCursor(connection)
-    return "; ".join(
-        writer.mogrify(sql, {name: _fit(value) for name, value in (values or {}).items()}) for sql, values in said
-    )
-
-
 def _hung_up(connection: psycopg.Connection[Any]) -> bool:
     """Whether the server has something to say on a connection where nothing was asked: that it is gone."""
     if not _works(connection):
@@ -471,35 +458,6 @@ def _line(error: psycopg.Error) -> str:
     return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
 
 
-def _fit(value: Any) -> Any:
-    """A value as the server can take it. Texts hold neither NUL nor half of a surrogate pair there."""
-    if isinstance(value, str):
-        if "\\u" in value and ("\\u0000" in value or "\\ud" in value):
-            return _fit_json(value)
-        if "\x00" in value or not value.isascii():
-            return _UNSTORABLE.sub("\ufffd", value)
-    return value
-
-
-def _fit_json(text: str) -> str:
-    """A batch whose texts hold such a character. JSON inside of them is escaped once more, so it stays as it is."""
-    try:
-        return json.dumps(_clean(json.loads(text)))
-    except ValueError:
-        return _UNSTORABLE.sub("\ufffd", text)
-
-
-def _clean(value: Any) -> Any:
-    match value:
-        case str():
-            return _UNSTORABLE.sub("\ufffd", value)
-        case list():
-            return [_clean(v) for v in value]
-        case dict():
-            return {k: _clean(v) for k, v in value.items()}
-    return value
-
-
 @cache
 def _statements(schema: str) -> dict[str, str]:
     """The statements as the driver takes them: `%(name)s` for `:name`."""
@@ -515,24 +473,3 @@ def _translated(sql: str) -> str:
 
 def _renamed(sql: str, schema: str) -> str:
     return sql if schema == "ostler" else re.sub(r"\bostler\.", f"{schema}.", re.sub(r"\bostler_", f"{schema}_", sql))
-
-
-def _rows(cursor: Any) -> Callable[[Sequence[Any]], Any]:
-    return _row_of(tuple(column.name for column in cursor.description or ()))
-
-
-@cache
-def _row_of(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
-    """Makes the rows of a statement: tuples whose values are found by name, too."""
-    places = {name: place for place, name in enumerate(names)}
-
-    class Row(tuple[Any, ...]):
-        __slots__ = ()
-
-        def __getitem__(self, key: Any) -> Any:
-            return tuple.__getitem__(self, places[key] if key.__class__ is str else key)
-
-        def keys(self) -> tuple[str, ...]:
-            return names
-
-    return Row

@@ -15,8 +15,10 @@ UPDATE nodes SET status = 'stopped', ended_at = :now, waits = '[]' WHERE id = :i
 
 -- name: node_turn
 -- The first statement of every turn: whoever was declared dead writes nothing, and a turn whose commit was in doubt is not written twice.
+-- It also tells when the next scheduled job is due.
 UPDATE nodes SET turn = :turn, beat_at = :now
- WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping') RETURNING id;
+ WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping')
+RETURNING (SELECT min(run_at) FROM jobs WHERE status = 'queued' AND later = 1) AS due;
 
 -- name: node
 SELECT * FROM nodes WHERE id = :id;
