@@ -395,7 +395,7 @@ class Node:
             glance=lane("glance", read_only=True),
             reader=lane("reader", read_only=True),
             upkeep=lane("upkeep", durable=False),
-            sessions=lane("sessions", durable=False) if self.app.session_pools else None,
+            sessions=lane("sessions", told_again=True) if self.app.session_pools else None,
         )
 
     def _open(self, **how: Any) -> Store:

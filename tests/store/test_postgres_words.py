@@ -95,3 +95,14 @@ def test_texts_in_a_message_of_several_statements_are_only_texts(store: Store) -
             ((found,),) = store.db.ask("SELECT %(name)s::text AS n", {"name": name})
         assert found == name
     assert store.jobs.depths() == {}
+
+
+def test_what_is_told_again_does_not_wait_for_the_disk_but_orders_do(database: str) -> None:
+    with Store.open(database, Path(), told_again=True) as store:
+        assert store.db.ask("SHOW synchronous_commit")[0][0] == "off"
+        with store.db.synced(), store.db.transaction():
+            assert store.db.ask("SHOW synchronous_commit")[0][0] == "on"
+        with store.db.transaction():
+            assert store.db.ask("SHOW synchronous_commit")[0][0] == "off"
+    with Store.open(database, Path(), durable=False) as store:
+        assert store.db.ask("SHOW synchronous_commit")[0][0] == "on"

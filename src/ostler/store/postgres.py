@@ -123,10 +123,14 @@ class PostgresDatabase:
         busy_timeout: float = 5.0,
         read_only: bool = False,
         create: bool = True,
+        told_again: bool = False,
     ) -> None:
+        """Every commit waits for the server's disk, unless its content is told again (a node that lives on must not remember claims that
+        the server has lost; so `durable` alone is for SQLite, whose nodes fall with it).
+        """
         self.place = Place(url)
         self._sql = _statements(self.place.schema)
-        self._read_only = read_only
+        self._read_only, self._told_again, self._synced = read_only, told_again, False
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         self._lock_ms = int(busy_timeout * 1000)
@@ -227,13 +231,15 @@ class PostgresDatabase:
             self._open.close()  # the server went away while nobody used it
         self._connection()
         self._waiting = [(self._begin, None)]
+        if self._synced and self._told_again:
+            self._waiting.append(("SET LOCAL synchronous_commit = on", None))
         if locked:
             self._waiting.append((_LOCK, {"names": json.dumps([f"{self.place.schema}:{locked}"])}))
 
     def _commit(self) -> None:
         waiting, self._waiting = self._waiting, []
-        if not self._begun and len(waiting) == 1:
-            return  # nothing was said
+        if not self._begun and all(values is None for _, values in waiting):
+            return  # nothing but the beginning
         connection, self._begun = self._connection(), True
         try:
             self._speaker.say(*waiting, ("COMMIT", None))
@@ -280,8 +286,12 @@ class PostgresDatabase:
 
     @contextmanager
     def synced(self) -> Iterator[None]:
-        """Every commit is, as far as the server's `synchronous_commit` goes."""
-        yield
+        """As far as the server's `synchronous_commit` goes."""
+        before, self._synced = self._synced, True
+        try:
+            yield
+        finally:
+            self._synced = before
 
     # ---- the server
 
@@ -345,6 +355,8 @@ class PostgresDatabase:
         settings: dict[str, Any] = {"lock_timeout": self._lock_ms}
         # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
         settings["idle_in_transaction_session_timeout"] = _IDLE_MS
+        if self._told_again:
+            settings["synchronous_commit"] = "off"
         if not self._read_only:
             # A plan that was made while a table was tiny is kept until the next analyze, and must not read a whole table then. Rows
             # are found by their ids, and taken in the order of an index, however many there are.

@@ -269,14 +269,14 @@ class SessionRecords:
 
     def want(self, node: str, worker: WorkerKey, state: str) -> bool:
         """Have a worker of any node serve or drain. It admits none from this moment on; its node learns of it at the next beat."""
-        with self._db.transaction():
+        with self._db.synced(), self._db.transaction():  # nobody says it again
             found = self._db.run("want_session_worker", node=node, **worker._asdict(), wanted=state)
             self._db.ring_all()
         return bool(found)
 
     def end(self, session: str) -> bool:
         """Ask the node of a live session to end it; False when there is none."""
-        with self._db.transaction():
+        with self._db.synced(), self._db.transaction():  # nobody says it again
             found = self._db.run("want_session_end", id=session)
             if found:
                 self._db.ring_all()

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ostler.store.calls import CallRecords
-from ostler.store.database import Database, connect
+from ostler.store.database import Database, connect, is_postgres
 from ostler.store.footprints import Footprints
 from ostler.store.health import Health, Meta
 from ostler.store.jobs import JobRecords
@@ -52,13 +52,18 @@ class Store:
         read_only: bool = False,
         create: bool = True,
         cache_mb: int = 4,
+        told_again: bool = False,
     ) -> Store:
         """Connect and bring the schema up to date. `url` '' or 'sqlite' is the SQLite file in the data directory.
 
         `durable` connections sync what they commit to the disk; `busy_timeout` is how long a statement waits for others.
-        Without `create` a store that is not there yet is a ConfigError.
+        Without `create` a store that is not there yet is a ConfigError. `told_again`: whatever a server that crashes has forgotten is
+        said once more by whoever knows it, so no commit waits for the disk.
         """
+        durable = durable and not told_again
         how = {"durable": durable, "busy_timeout": busy_timeout, "read_only": read_only, "create": create}
+        if is_postgres(url):
+            how["told_again"] = told_again
         db = connect(url, data, cache_mb=cache_mb, **how)
         try:
             if read_only:
