@@ -42,7 +42,7 @@ def turns(store: Store, numbers: list[int], rounds: int = 40) -> tuple[float, fl
             "n@1", store.now(), finishes=ends, wants={"q": ["w:0"] * 100}, number=numbers[0], tasks=frozenset("t")
         )
         began = time.perf_counter()
-        claims = store.jobs.turn(turn).claims
+        claims = store.turns.take(turn).claims
         took.append(1000 * (time.perf_counter() - began))
         ends = [Finish(c.id, c.fence, "done", 1, 2, "done") for c in claims]
         fill(store, 100)

@@ -62,7 +62,7 @@ def store_url(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch):
 def store(store_url: str, tmp_path: Path):
     """An empty store, once on each database. However slow the machine is, its claims read a queue from the beginning."""
     with Store.open(store_url, tmp_path, durable=False) as opened:
-        opened.jobs._frontier = Frontier(whole=True)
+        opened.turns._frontier = Frontier(whole=True)
         yield opened
 
 

@@ -158,7 +158,7 @@ def test_a_far_server_is_told(opened: Store) -> None:
 def test_jobs_that_a_node_left_behind_are_orphans(store: Store) -> None:
     store.nodes.register(NodeRow("n@1", "n", 30_000))
     store.jobs.enqueue([NewJob("t", "q", "{}")], 1000)
-    assert store.jobs.turn(Turn("n@1", 2000, wants={"q": ["worker:q:0"]})).claims
+    assert store.turns.take(Turn("n@1", 2000, wants={"q": ["worker:q:0"]})).claims
     assert [f.level for f in doctor.orphans(store)] == ["ok"]
     store.db.run("node_end", id="n@1", now=store.now())  # it died before it gave back what it had
     found = [f.text for f in doctor.orphans(store) if f.level == "warning"]

@@ -201,9 +201,9 @@ def test_a_running_node_recovers_the_jobs_of_one_that_died(make_node) -> None:
     with node.open_store() as store:
         store.nodes.register(NodeRow("ghost@1", "ghost", 1000, home="elsewhere", boot_id="another boot", pid=999_999))
         (job,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], now_ms())
-        assert [c.id for c in store.jobs.turn(Turn("ghost@1", now_ms(), wants={"work": ["worker:work:0"]})).claims] == [
-            job
-        ]
+        assert [
+            c.id for c in store.turns.take(Turn("ghost@1", now_ms(), wants={"work": ["worker:work:0"]})).claims
+        ] == [job]
         (own,) = store.jobs.enqueue([NewJob("add", "work", '{"a": 2}')], now_ms())
     node.post("/api/v1/pools/work/resume")
     assert node.wait_job(own)["result"] == 3

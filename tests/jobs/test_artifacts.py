@@ -261,14 +261,14 @@ def test_what_a_node_that_was_killed_has_is_told_and_read_again_when_it_is_back(
 def published(store: Store, folder: Path, key: str, text: str, home: str = "own") -> int:
     """A job that ended long ago and has published a file in a results directory there."""
     (job,) = store.jobs.enqueue([NewJob("t", "q", "{}")], 1000)
-    (claim,) = store.jobs.turn(Turn("n", 1000, wants={"q": ["w"]})).claims
+    (claim,) = store.turns.take(Turn("n", 1000, wants={"q": ["w"]})).claims
     assert store.jobs.hold(job, claim.fence, key, home)
     source = folder / "source"
     source.write_text(text)
     made = LocalResults(folder / home / "results").put(source, key, claim.fence, "", job)
     row = ArtifactRow(job, key, home, made.at, made.size, made.sha256)
-    store.jobs.turn(Turn("n", 1000, notes=[Note(job, claim.fence, "uploaded", 1000, artifact=row)]))
-    store.jobs.turn(Turn("n", 1000, finishes=[Finish(job, claim.fence, "done", 1000, 1000, "done")]))
+    store.turns.take(Turn("n", 1000, notes=[Note(job, claim.fence, "uploaded", 1000, artifact=row)]))
+    store.turns.take(Turn("n", 1000, finishes=[Finish(job, claim.fence, "done", 1000, 1000, "done")]))
     return job
 
 
@@ -326,7 +326,7 @@ def test_a_node_leaves_the_files_of_another_one_to_that(store: Store, tmp_path: 
 def test_a_publish_is_written_down_before_its_file_is_there(store: Store) -> None:
     """So that the file of a run that was killed goes with its job. Who no longer owns the job writes nothing."""
     (job,) = store.jobs.enqueue([NewJob("t", "q", "{}")], 1000)
-    (claim,) = store.jobs.turn(Turn("n", 1000, wants={"q": ["w"]})).claims
+    (claim,) = store.turns.take(Turn("n", 1000, wants={"q": ["w"]})).claims
     assert not store.jobs.hold(job, claim.fence + 1, "late.txt", "h")
     assert store.jobs.hold(job, claim.fence, "begun.txt", "h")
     assert store.jobs.artifacts.of(job) == [ArtifactRow(job, "begun.txt", "h")]

@@ -23,11 +23,11 @@ def job(**more) -> NewJob:
 
 
 def claim(store: Store, count: int = 10, now: int = 1000, **limits: QueueLimit):
-    return store.jobs.turn(Turn("n", now, wants={"q": ["w"] * count}, limits=limits))
+    return store.turns.take(Turn("n", now, wants={"q": ["w"] * count}, limits=limits))
 
 
 def end(store: Store, c, status: str = "done", result: str = "null", now: int = 2000) -> None:
-    taken = store.jobs.turn(Turn("n", now, finishes=[Finish(c.id, c.fence, status, 1, now, status, result=result)]))
+    taken = store.turns.take(Turn("n", now, finishes=[Finish(c.id, c.fence, status, 1, now, status, result=result)]))
     assert taken.lost == []
 
 
@@ -92,7 +92,7 @@ def test_a_key_runs_no_more_at_once_than_it_allows_and_others_pass_it(store: Sto
     taken = [c.id for c in claim(store, 4).claims]
     assert taken == [ids[0], ids[20], ids[21], ids[23]]
     assert claim(store, 4).claims == []
-    store.jobs.turn(Turn("n", 5, finishes=[Finish(ids[0], 1, "done", 1, 5, "done")]))
+    store.turns.take(Turn("n", 5, finishes=[Finish(ids[0], 1, "done", 1, 5, "done")]))
     assert [c.id for c in claim(store, 4).claims] == [ids[1]]
 
 
@@ -190,7 +190,7 @@ def test_cancelled_jobs_count_for_their_batch_and_an_empty_batch_has_ended(store
     store.jobs.cancel(c.id, 2)
     from ostler.store.rows import Requeue
 
-    store.jobs.turn(Turn("n", 3, requeues=[Requeue(c.id, c.fence, "requeued:crash", 3, crash=1)]))
+    store.turns.take(Turn("n", 3, requeues=[Requeue(c.id, c.fence, "requeued:crash", 3, crash=1)]))
     assert store.jobs.flows.get_batch(batch)["failed"] == 2
     assert [c.task for c in claim(store).claims] == ["after"]
     empty, _ = store.jobs.flows.batch([], step_of(job(task="at once")), 1)
@@ -309,7 +309,7 @@ def test_filters_find_dead_letters_by_code(store: Store) -> None:
     ids = store.jobs.enqueue([job() for _ in range(3)], 1)
     for c, code in zip(claim(store).claims, ("TOXIC", "VALIDATION", "TOXIC"), strict=True):
         f = Finish(c.id, c.fence, "failed", 1, 2, "failed", error=json.dumps({"code": code, "message": "x"}))
-        store.jobs.turn(Turn("n", 2, finishes=[f]))
+        store.turns.take(Turn("n", 2, finishes=[f]))
     assert store.jobs.matching("failed", 10, code="TOXIC", queue="q") == [ids[0], ids[2]]
     assert [j["id"] for j in store.jobs.list(code="TOXIC")[0]] == [ids[2], ids[0]]
 
@@ -319,7 +319,7 @@ def test_filters_find_dead_letters_by_code(store: Store) -> None:
 
 def test_a_key_is_counted_over_all_queues_of_a_turn(store: Store) -> None:
     store.jobs.enqueue([job(queue="a", limit_key="gpu", limit_max=1), job(queue="b", limit_key="gpu", limit_max=1)], 1)
-    assert len(store.jobs.turn(Turn("n", 1, wants={"a": ["w1"], "b": ["w2"]})).claims) == 1
+    assert len(store.turns.take(Turn("n", 1, wants={"a": ["w1"], "b": ["w2"]})).claims) == 1
 
 
 def test_schedules_and_batches_heed_unique_keys(store: Store) -> None:
@@ -395,13 +395,13 @@ def test_a_job_that_is_retried_during_a_purge_keeps_everything(store: Store) -> 
 def test_notes_of_a_ghost_in_the_same_turn_are_not_written(store: Store) -> None:
     (one,) = store.jobs.enqueue([job()], 1)
     (ghost,) = claim(store).claims
-    store.jobs.turn(Turn("n", 2, requeues=[Requeue(one, ghost.fence, "requeued:crash", 2, crash=1)]))
+    store.turns.take(Turn("n", 2, requeues=[Requeue(one, ghost.fence, "requeued:crash", 2, crash=1)]))
     (heir,) = claim(store).claims
     for notes in (
         [Note(one, 1, "ghost", 3), Note(one, 2, "good", 3)],
         [Note(one, 2, "good", 3), Note(one, 1, "ghost", 3)],
     ):
-        store.jobs.turn(Turn("n", 3, notes=notes))
+        store.turns.take(Turn("n", 3, notes=notes))
     assert heir.fence == 2
     assert [e["name"] for e in store.jobs.events(one)][-2:] == ["good", "good"]
     assert "ghost" not in [e["name"] for e in store.jobs.events(one)]

@@ -272,7 +272,7 @@ def finish(store: Store, job: int) -> None:
     """As a node would."""
     if not store.nodes.all():
         store.nodes.register(NodeRow("n", "n", lease_ms=10**12))
-    (claim,) = store.jobs.turn(Turn("n", store.now(), wants={"work": ["w"]})).claims
+    (claim,) = store.turns.take(Turn("n", store.now(), wants={"work": ["w"]})).claims
     assert claim.id == job
     end(store, claim, result="42", now=store.now())
 

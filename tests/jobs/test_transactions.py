@@ -470,7 +470,7 @@ def test_claims_pass_over_no_pile_of_jobs_whose_key_is_full(shop: ModuleType, da
         from ostler.store.rows import Turn
 
         store.nodes.register(NodeRow("n", "n", 10**9))
-        taken = store.jobs.turn(Turn("n", store.now() + 5, wants={"keys": ["a", "b"]}))
+        taken = store.turns.take(Turn("n", store.now() + 5, wants={"keys": ["a", "b"]}))
         assert len(taken.claims) == 1
         ready = "SELECT count(*) FROM ostler.jobs WHERE status = 'queued' AND later = 0 AND behind = 0"
         assert connection.execute(ready).fetchall() == [(1,)]

@@ -43,10 +43,10 @@ def clean(folder: Path, **settings) -> None:
 def ended(store: Store, count: int, at: int = 1000, events: int = 0) -> list[int]:
     """Jobs that ended at that time."""
     ids = store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(count)], at)
-    claims = store.jobs.turn(Turn("n", at, wants={"q": ["w"] * count})).claims
+    claims = store.turns.take(Turn("n", at, wants={"q": ["w"] * count})).claims
     notes = [Note(c.id, c.fence, "said", at) for c in claims for _ in range(events)]
     ends = [Finish(c.id, c.fence, "done", at, at, "done") for c in claims]
-    store.jobs.turn(Turn("n", at, notes=notes, finishes=ends))
+    store.turns.take(Turn("n", at, notes=notes, finishes=ends))
     return ids
 
 
@@ -180,8 +180,8 @@ def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: 
     store.jobs.flows.batch([NewJob("t", "q", "{}")], None, 1)
     chain = json.dumps([{"task": "t", "queue": "q", "args": "{}"}])
     store.jobs.enqueue([NewJob("t", "q", "{}", next=chain)], 1)
-    while claims := store.jobs.turn(Turn("n", 2, wants={"q": ["w"] * 700})).claims:
-        store.jobs.turn(Turn("n", 2, finishes=[Finish(c.id, c.fence, "done", 2, 2, "done") for c in claims]))
+    while claims := store.turns.take(Turn("n", 2, wants={"q": ["w"] * 700})).claims:
+        store.turns.take(Turn("n", 2, finishes=[Finish(c.id, c.fence, "done", 2, 2, "done") for c in claims]))
     newest(store)
     clean(tmp_path)
     assert [value(store, f"SELECT count(*) FROM {t}") for t in ("uniques", "batches", "steps")] == [600, 0, 0]
@@ -192,9 +192,9 @@ def test_a_retry_waits_no_longer_than_it_should_after_the_clock_was_set_back(sto
     retried, chosen = store.jobs.enqueue(
         [NewJob("t", "q", "{}"), NewJob("t", "later", "{}", run_at=now + 2 * days)], now
     )
-    (c,) = store.jobs.turn(Turn("n", now + days, wants={"q": ["w"]})).claims  # the clock is days ahead
+    (c,) = store.turns.take(Turn("n", now + days, wants={"q": ["w"]})).claims  # the clock is days ahead
     back = Requeue(c.id, c.fence, "requeued:retry", now + days, run_at=now + days + 4000)
-    store.jobs.turn(Turn("n", now + days, requeues=[back]))
+    store.turns.take(Turn("n", now + days, requeues=[back]))
     clean(tmp_path)
     assert now + 4000 <= store.jobs.get(retried)["run_at"] <= now_ms() + 4000
     assert store.jobs.get(chosen)["run_at"] == now + 2 * days

@@ -21,7 +21,7 @@ def put(store: Store, count: int = 1, at: int = NOW - 500, **more) -> list[int]:
 
 
 def claim(store: Store, count: int = 1, at: int = NOW):
-    return store.jobs.turn(Turn("n", at, wants={"q": ["worker:q:0"] * count})).claims
+    return store.turns.take(Turn("n", at, wants={"q": ["worker:q:0"] * count})).claims
 
 
 def finish(c, status: str = "done", took: int = 40, crash: int = 0) -> Finish:
@@ -29,7 +29,7 @@ def finish(c, status: str = "done", took: int = 40, crash: int = 0) -> Finish:
 
 
 def end(store: Store, *finishes: Finish, requeues: tuple[Requeue, ...] = (), at: int = NOW):
-    return store.jobs.turn(Turn("n", at, finishes=list(finishes), requeues=list(requeues)))
+    return store.turns.take(Turn("n", at, finishes=list(finishes), requeues=list(requeues)))
 
 
 def counted(store: Store) -> dict[str, int]:
@@ -81,13 +81,13 @@ def test_a_lost_claim_counts_nothing(store: Store) -> None:
 def test_a_turn_that_is_rolled_back_counts_nothing(store: Store, monkeypatch) -> None:
     put(store)
     (c,) = claim(store)
-    monkeypatch.setattr(store.jobs, "_timeline", lambda events: 1 // 0)
+    monkeypatch.setattr(store.turns._changes, "timeline", lambda events: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         end(store, finish(c))
     monkeypatch.undo()
     assert counted(store) == {}
     assert store.jobs.get(c.id)["status"] == "processing"
-    monkeypatch.setattr(store.jobs._tallies, "add", lambda counts, now: 1 // 0)
+    monkeypatch.setattr(store.turns._changes._tallies, "add", lambda counts, now: 1 // 0)
     with pytest.raises(ZeroDivisionError):
         end(store, finish(c))
     monkeypatch.undo()

@@ -56,14 +56,14 @@ class Scene:
         return ids
 
     def claim(self, count: int = 1, *, tell: bool = True) -> list:
-        claims = self.store.jobs.turn(Turn("n1", 2000, wants={"q": ["worker:q:0"] * count})).claims
+        claims = self.store.turns.take(Turn("n1", 2000, wants={"q": ["worker:q:0"] * count})).claims
         if tell:
             self.bus.send(JobsTouched([c.id for c in claims]))
         return claims
 
     def finish(self, *claims, tell: bool = True) -> None:
         done = [Finish(c.id, c.fence, "done", 2000, 2050, "done") for c in claims]
-        self.store.jobs.turn(Turn("n1", 2100, finishes=done))
+        self.store.turns.take(Turn("n1", 2100, finishes=done))
         if tell:
             self.bus.send(JobsTouched([c.id for c in claims]))
 
@@ -201,7 +201,7 @@ def test_an_error_that_is_no_text_does_not_end_the_live_state(store: Store) -> N
         (claim,) = scene.claim()
         error = json.dumps({"code": "A\ud800", "message": "no such file: \udcff"})
         failed = Finish(claim.id, claim.fence, "failed", 2000, 2050, "failed", error=error)
-        store.jobs.turn(Turn("n1", 2100, finishes=[failed]))
+        store.turns.take(Turn("n1", 2100, finishes=[failed]))
         assert await scene.snapshot() == {claim.id: "failed"}
 
     on_stage(store, play)

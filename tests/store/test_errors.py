@@ -21,12 +21,12 @@ def job(store: Store) -> int:
 
 
 def claim(store: Store, now: int = 1_000_000) -> Claim:
-    return store.jobs.turn(Turn("n1@abc", now, wants={"q": ["worker:q:0"]})).claims[0]
+    return store.turns.take(Turn("n1@abc", now, wants={"q": ["worker:q:0"]})).claims[0]
 
 
 def end(store: Store, result: Finish | Requeue) -> None:
     ends = ([result], []) if isinstance(result, Finish) else ([], [result])
-    store.jobs.turn(Turn("n1@abc", 5000, [], *ends))
+    store.turns.take(Turn("n1@abc", 5000, [], *ends))
 
 
 def raised(run: Claim, message: str = "ValueError: bad") -> Finish | Requeue:
@@ -84,7 +84,7 @@ def test_a_run_that_did_not_count_has_the_same_attempt_again(store: Store, job: 
         end(store, did_not_count(Ran(run, 2000, 2500)))
         assert store.jobs.find(job)["attempt"] == 1
     claim(store)
-    store.jobs.recover("n1@abc", 6000, "its node died")
+    store.turns.recover("n1@abc", 6000, "its node died")
     lost = store.jobs.errors(job)[-1]
     assert (lost["attempt"], lost["kind"], lost["code"], lost["worker"]) == (2, "lost", "LOST", "worker:q:0")
     assert store.jobs.find(job)["last_error"] == "the run on node n1 was lost: its node died"

@@ -24,7 +24,7 @@ def put(store: Store, count: int = 1, **more) -> list[int]:
 
 
 def claim(store: Store, count: int = 1, queue: str = "q", node: str = "n", now: int = 2000):
-    return store.jobs.turn(Turn(node, now, wants={queue: ["worker:q:0"] * count})).claims
+    return store.turns.take(Turn(node, now, wants={queue: ["worker:q:0"] * count})).claims
 
 
 def done(c, **more) -> Finish:
@@ -47,17 +47,19 @@ def test_a_claim_is_fenced_and_counted_once(store: Store) -> None:
 def test_a_late_result_of_a_lost_claim_is_dropped(store: Store) -> None:
     (job,) = put(store)
     (ghost,) = claim(store)
-    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(ghost.id, ghost.fence, "requeued:crash", 2500, crash=1)]))
-    taken = store.jobs.turn(Turn("n", 2600, finishes=[done(ghost)]))
+    store.turns.take(Turn("n", 2500, requeues=[Requeue(ghost.id, ghost.fence, "requeued:crash", 2500, crash=1)]))
+    taken = store.turns.take(Turn("n", 2600, finishes=[done(ghost)]))
     assert taken.lost == [job]
     assert store.jobs.get(job)["status"] == "queued"
     (heir,) = claim(store)
     assert heir.fence == ghost.fence + 1
-    late = store.jobs.turn(Turn("n", 2700, finishes=[done(ghost)], notes=[Note(job, ghost.fence, "x", 1)], requeues=[]))
+    late = store.turns.take(
+        Turn("n", 2700, finishes=[done(ghost)], notes=[Note(job, ghost.fence, "x", 1)], requeues=[])
+    )
     assert late.lost == [job]
     assert store.jobs.get(job)["status"] == "processing"
-    assert store.jobs.turn(Turn("n", 2800, finishes=[done(heir)])).lost == []
-    again = store.jobs.turn(Turn("n", 2900, finishes=[done(heir)]))  # the same result twice
+    assert store.turns.take(Turn("n", 2800, finishes=[done(heir)])).lost == []
+    again = store.turns.take(Turn("n", 2900, finishes=[done(heir)]))  # the same result twice
     assert again.lost == [job]
     assert names(store, job) == ["created", "processing", "requeued:crash", "processing", "done"]
 
@@ -65,10 +67,10 @@ def test_a_late_result_of_a_lost_claim_is_dropped(store: Store) -> None:
 def test_a_returned_job_has_its_attempt_back_but_never_its_fence(store: Store) -> None:
     (job,) = put(store)
     (first,) = claim(store)
-    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(job, first.fence, "returned", 2500, refund=1)]))
+    store.turns.take(Turn("n", 2500, requeues=[Requeue(job, first.fence, "returned", 2500, refund=1)]))
     (second,) = claim(store)
     assert (second.attempt, second.fence) == (1, 2)
-    assert store.jobs.turn(Turn("n", 2600, finishes=[done(first)])).lost == [job]
+    assert store.turns.take(Turn("n", 2600, finishes=[done(first)])).lost == [job]
 
 
 def test_state_and_timeline_are_one_transaction(store: Store) -> None:
@@ -76,9 +78,9 @@ def test_state_and_timeline_are_one_transaction(store: Store) -> None:
     (c,) = claim(store)
     note = Note(job, c.fence, "said", 2600)
     with no_events(store), pytest.raises(Exception, match="no room"):
-        store.jobs.turn(Turn("n", 2600, notes=[note], finishes=[done(c)]))
+        store.turns.take(Turn("n", 2600, notes=[note], finishes=[done(c)]))
     assert store.jobs.get(job)["status"] == "processing"
-    assert store.jobs.turn(Turn("n", 2600, finishes=[done(c)])).lost == []
+    assert store.turns.take(Turn("n", 2600, finishes=[done(c)])).lost == []
 
 
 def stored_events(store: Store) -> int:
@@ -91,7 +93,7 @@ def test_a_plain_job_stores_no_events_and_its_row_tells_all_of_them(store: Store
     assert store.jobs.events(job)[1:] == [
         {"seq": 2, "at": 2000, "name": "processing", "data": {"attempt": 1, "worker": "worker:q:0", "node": "n"}}
     ]
-    store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+    store.turns.take(Turn("n", 3100, finishes=[done(c)]))
     assert [(e["seq"], e["at"], e["name"]) for e in store.jobs.events(job)] == [
         (1, 1000, "created"),
         (2, 2000, "processing"),
@@ -104,13 +106,13 @@ def test_a_row_that_forgets_an_event_has_stored_it_before(store: Store) -> None:
     (job,) = put(store)
     (first,) = claim(store, now=2000)
     back = Requeue(job, first.fence, "returned", 2500, refund=1)
-    store.jobs.turn(Turn("n", 2500, notes=[Note(job, first.fence, "said", 2400)], requeues=[back]))
+    store.turns.take(Turn("n", 2500, notes=[Note(job, first.fence, "said", 2400)], requeues=[back]))
     (second,) = claim(store, now=3000)
-    store.jobs.turn(Turn("n", 4000, finishes=[done(second)]))
+    store.turns.take(Turn("n", 4000, finishes=[done(second)]))
     store.jobs.retry(job, 5000)
     (third,) = claim(store, now=6000)
     failed = Finish(job, third.fence, "failed", 6000, 6500, "failed", error='{"code": "E"}')
-    store.jobs.turn(Turn("n", 7000, finishes=[failed]))
+    store.turns.take(Turn("n", 7000, finishes=[failed]))
     store.jobs.retry(job, 8000)
     store.jobs.cancel(job, 9000)
     expected = [
@@ -142,7 +144,7 @@ def test_a_row_that_forgets_an_event_has_stored_it_before(store: Store) -> None:
 def test_an_event_that_is_stored_beside_its_row_counts_once(store: Store) -> None:
     (job,) = put(store)
     (c,) = claim(store)
-    store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+    store.turns.take(Turn("n", 3100, finishes=[done(c)]))
     told = store.jobs.events(job)
     rows(store, "INSERT INTO job_events (job, seq, at, name, data) SELECT job, seq, at, name, data FROM timeline")
     assert stored_events(store) == 3
@@ -154,7 +156,7 @@ def test_an_event_that_is_stored_beside_its_row_counts_once(store: Store) -> Non
 def test_no_id_is_given_twice_also_after_the_newest_job_is_old(store: Store) -> None:
     first, second = put(store, 2)
     for c in claim(store, 2):
-        store.jobs.turn(Turn("n", 3100, finishes=[done(c)]))
+        store.turns.take(Turn("n", 3100, finishes=[done(c)]))
     assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([first], False)
     assert put(store) == [second + 1]
     assert store.jobs.retention.purge(done_before=9000, failed_before=9000) == ([second], False)
@@ -181,7 +183,7 @@ def test_notes_number_the_timeline_in_order_and_keep_the_last_progress(store: St
         Note(job, c.fence, "progress", 11, 10.0, "a"),
         Note(job, c.fence, "progress", 12, 20.0),
     ]
-    store.jobs.turn(Turn("n", 2600, notes=notes, finishes=[done(c)]))
+    store.turns.take(Turn("n", 2600, notes=notes, finishes=[done(c)]))
     row = store.jobs.get(job)
     assert [(e["seq"], e["name"]) for e in row["events"]] == [
         (1, "created"), (2, "processing"), (3, "source:ready"), (4, "progress"), (5, "progress"), (6, "done"),
@@ -197,7 +199,7 @@ def test_priority_then_age_decides_the_order(store: Store) -> None:
 def test_a_job_requeued_last_goes_behind_what_is_queued_and_ahead_of_what_comes_later(store: Store) -> None:
     first, second, third = put(store, 3)
     (c,) = claim(store)
-    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
+    store.turns.take(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
     (later,) = put(store)
     assert [c.id for c in claim(store, 4)] == [second, third, first, later]
 
@@ -205,7 +207,7 @@ def test_a_job_requeued_last_goes_behind_what_is_queued_and_ahead_of_what_comes_
 def test_a_retry_by_hand_gives_a_job_its_old_place(store: Store) -> None:
     first, second = put(store, 2)
     (c,) = claim(store)
-    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
+    store.turns.take(Turn("n", 2500, requeues=[Requeue(first, c.fence, "requeued:crash", 2500, crash=1, last=1)]))
     store.jobs.cancel(first, 2600)
     store.jobs.retry(first, 2700)
     assert [c.id for c in claim(store, 2)] == [first, second]
@@ -213,13 +215,13 @@ def test_a_retry_by_hand_gives_a_job_its_old_place(store: Store) -> None:
 
 def test_queues_do_not_mix(store: Store) -> None:
     (a,), (b,) = put(store, queue="a"), put(store, queue="b")
-    taken = store.jobs.turn(Turn("n", 2000, wants={"a": ["w1", "w2"], "b": ["w3"]}))
+    taken = store.turns.take(Turn("n", 2000, wants={"a": ["w1", "w2"], "b": ["w3"]}))
     assert [(c.id, c.worker) for c in taken.claims] == [(a, "w1"), (b, "w3")]
 
 
 def test_later_jobs_are_not_claimed_before_their_time(store: Store) -> None:
     (job,) = put(store, run_at=5000)
-    taken = store.jobs.turn(Turn("n", 4999, wants={"q": ["w"]}))
+    taken = store.turns.take(Turn("n", 4999, wants={"q": ["w"]}))
     assert (taken.claims, taken.next_due) == ([], 5000)
     assert not store.jobs.ready(["q"], 4999)
     assert store.jobs.ready(["q"], 5000)
@@ -229,8 +231,8 @@ def test_later_jobs_are_not_claimed_before_their_time(store: Store) -> None:
 def test_recover_sends_a_dead_nodes_claims_back_once_and_blames_nobody(store: Store) -> None:
     jobs = put(store, 3)
     claim(store, 2, node="dead"), claim(store, 1, node="alive")
-    assert store.jobs.recover("dead", 9000, "gone") == jobs[:2]
-    assert store.jobs.recover("dead", 9000, "gone") == []
+    assert store.turns.recover("dead", 9000, "gone") == jobs[:2]
+    assert store.turns.recover("dead", 9000, "gone") == []
     row = store.jobs.get(jobs[0])
     assert (row["status"], row["attempt"], row["crashes"]) == ("queued", 0, 0)
     assert names(store, jobs[0]) == ["created", "processing", "requeued:stale"]
@@ -243,7 +245,7 @@ def test_a_cancelled_running_job_does_not_go_back_to_the_queue(store: Store) -> 
     assert store.jobs.cancel(job, 2100) == "processing"
     assert store.jobs.cancel(job, 2200) == "processing"
     assert store.jobs.wanted_cancels("n") == [(job, c.fence)]
-    store.jobs.turn(Turn("n", 2500, requeues=[Requeue(job, c.fence, "requeued:crash", 2500, crash=1)]))
+    store.turns.take(Turn("n", 2500, requeues=[Requeue(job, c.fence, "requeued:crash", 2500, crash=1)]))
     assert store.jobs.get(job)["status"] == "cancelled"
     assert names(store, job) == ["created", "processing", "cancel:requested", "cancelled"]
 
@@ -327,7 +329,7 @@ def _claim_all(url: str, folder: str, node: str, start, out) -> None:
     with Store.open(url, Path(folder), durable=False) as store:
         start.wait()
         mine = []
-        while claims := store.jobs.turn(Turn(node, now_ms(), wants={"q": [node] * 7})).claims:
+        while claims := store.turns.take(Turn(node, now_ms(), wants={"q": [node] * 7})).claims:
             mine += [(c.id, c.fence) for c in claims]
         out.put((node, mine))
 
@@ -416,7 +418,7 @@ def test_strange_text_survives(store: Store) -> None:
     (job,) = store.jobs.enqueue([NewJob("t", "q", json.dumps(args))], 1)
     (c,) = claim(store)
     assert json.loads(c.args) == args
-    store.jobs.turn(Turn("n", 3, finishes=[Finish(job, c.fence, "done", 1, 2, "done", result=json.dumps(args))]))
+    store.turns.take(Turn("n", 3, finishes=[Finish(job, c.fence, "done", 1, 2, "done", result=json.dumps(args))]))
     assert store.jobs.get(job)["result"] == args
 
 

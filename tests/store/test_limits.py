@@ -66,17 +66,17 @@ def test_random_operations_claim_what_the_model_says(store: Store, seed: int) ->
                 model.waiting |= {i: later.pop(i) for i in due}
                 wants = {q: draw.randint(1, 6) for q in draw.sample(QUEUES, 2)}
                 turn = Turn("n", now, wants={q: [f"w{n}" for n in range(count)] for q, count in wants.items()})
-                claims = store.jobs.turn(turn).claims
+                claims = store.turns.take(turn).claims
                 assert [c.id for c in claims] == model.claims(wants)
                 fences |= {c.id: c.fence for c in claims}
             case "end" if model.running:
                 status = draw.choice(("done", "failed"))
                 for i in draw.sample(sorted(model.running), draw.randint(1, len(model.running))):
-                    store.jobs.turn(Turn("n", now, finishes=[Finish(i, fences[i], status, 1, now, status)]))
+                    store.turns.take(Turn("n", now, finishes=[Finish(i, fences[i], status, 1, now, status)]))
                     del model.running[i]
             case "back" if model.running:
                 i, last = draw.choice(sorted(model.running)), draw.randint(0, 1)
-                store.jobs.turn(Turn("n", now, requeues=[Requeue(i, fences[i], "returned", now, last=last)]))
+                store.turns.take(Turn("n", now, requeues=[Requeue(i, fences[i], "returned", now, last=last)]))
                 row = model.running.pop(i)
                 model.waiting[i] = (*row[:3], newest + 1 if last else row[3])
             case "cancel" if model.waiting:
@@ -99,7 +99,7 @@ def steps(store: Store, turn: Turn) -> int:
         return 0
 
     store.db._connection.set_progress_handler(tick, 10)
-    store.jobs.turn(turn)
+    store.turns.take(turn)
     store.db._connection.set_progress_handler(None, 10)
     return count[0]
 
@@ -109,7 +109,7 @@ def cost(folder: Path, backlog: int, strangers: int) -> int:
         store.jobs.enqueue([job("other") for _ in range(strangers)], 1)
         store.jobs.enqueue([job(key="k", most=1) for _ in range(backlog)], 1)
         store.jobs.enqueue([job() for _ in range(20)], 1)
-        store.jobs.turn(Turn("n", 2, wants={"q": ["w"]}))  # the key is full
+        store.turns.take(Turn("n", 2, wants={"q": ["w"]}))  # the key is full
         taken = steps(store, Turn("n", 3, wants={"q": ["w"] * 4}))
         assert len(store.jobs.list(status="processing")[0]) == 5
         return taken
@@ -125,7 +125,7 @@ def test_a_finished_job_of_a_full_key_lets_the_next_in_at_the_same_cost(tmp_path
     def freed(backlog: int) -> int:
         with Store.open("", tmp_path / str(backlog), durable=False) as store:
             store.jobs.enqueue([job(key="k", most=1) for _ in range(backlog)], 1)
-            (c,) = store.jobs.turn(Turn("n", 2, wants={"q": ["w"]})).claims
+            (c,) = store.turns.take(Turn("n", 2, wants={"q": ["w"]})).claims
             end = Finish(c.id, c.fence, "done", 1, 3, "done")
             return steps(store, Turn("n", 3, finishes=[end], wants={"q": ["w"]}))
 
@@ -135,11 +135,11 @@ def test_a_finished_job_of_a_full_key_lets_the_next_in_at_the_same_cost(tmp_path
 def test_a_lower_limit_holds_for_the_jobs_that_have_it_and_all_of_them_run(store: Store) -> None:
     store.jobs.enqueue([job(key="k", most=most) for most in (3, 3, 1, 3, 1)], 1)
     done: list[int] = []
-    while claims := store.jobs.turn(Turn("n", 2, wants={"q": ["w"] * 5})).claims:
+    while claims := store.turns.take(Turn("n", 2, wants={"q": ["w"] * 5})).claims:
         rows = {c.id: c for c in claims}
         if 3 in rows or 5 in rows:  # those that allow one alone run alone
             assert len(rows) == 1
         ends = [Finish(c.id, c.fence, "done", 1, 3, "done") for c in claims]
-        store.jobs.turn(Turn("n", 3, finishes=ends))
+        store.turns.take(Turn("n", 3, finishes=ends))
         done += rows
     assert done == [1, 2, 3, 4, 5]

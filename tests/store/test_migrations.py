@@ -94,7 +94,7 @@ def test_a_schema_one_release_newer_is_used_with_a_warning_and_two_are_refused(
         set_version(store, known + 1)
     with Store.open(store_url, tmp_path) as store:
         store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
-        assert [c.id for c in store.jobs.turn(Turn("n", 2, wants={"q": ["w"]})).claims] == [1]
+        assert [c.id for c in store.turns.take(Turn("n", 2, wants={"q": ["w"]})).claims] == [1]
         set_version(store, known + 2)
     assert re.search(rf"has (schema|version) {known + 1}, this ostler knows {known}", caplog.text)
     with pytest.raises(ConfigError, match=rf"has (schema|version) {known + 2}, .* used by a newer ostler\. Upgrade"):
@@ -271,7 +271,7 @@ def test_a_search_path_and_other_settings_of_the_role_change_nothing(
     postgres.sql(f"ALTER DATABASE \"{name}\" SET default_transaction_isolation = 'serializable'")
     with Store.open(database, tmp_path) as store:
         store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
-        assert len(store.jobs.turn(Turn("n", 2, wants={"q": ["w"]})).claims) == 1
+        assert len(store.turns.take(Turn("n", 2, wants={"q": ["w"]})).claims) == 1
         assert value(store, "SELECT count(*) FROM jobs WHERE status = 'processing'") == 1
         with store.db.transaction():
             assert store.db._query("SHOW transaction_isolation") == [("read committed",)]

@@ -47,7 +47,7 @@ def test_a_node_is_dead_when_its_beat_is_older_than_its_lease_and_its_jobs_run_a
     start(store, "late@1", lease_ms=-1, home="h1")
     start(store, "n@1", home="h2")
     store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
-    (claim,) = store.jobs.turn(turn(1, "late@1", wants={"q": [W]})).claims
+    (claim,) = store.turns.take(turn(1, "late@1", wants={"q": [W]})).claims
     assert [n["id"] for n in store.nodes.declare_dead("n@1", "h2")] == ["late@1"]
     (dead,) = store.nodes.unreleased()
     assert store.nodes.release(dead) == [claim.id]
@@ -67,11 +67,11 @@ def test_a_node_of_our_own_data_directory_is_dead_because_we_hold_its_lock(store
 def test_nothing_that_a_dead_node_writes_is_taken(store: Store) -> None:
     start(store, "n@1", home="here")
     store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
-    (claim,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    (claim,) = store.turns.take(turn(1, wants={"q": [W]})).claims
     store.nodes.declare_dead("n@2", "here")
     done = Finish(claim.id, claim.fence, "done", 1, 2, "done")
     with pytest.raises(NodeLost, match="n@1 was declared dead"):
-        store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
+        store.turns.take(turn(2, finishes=[done], wants={"q": [W]}))
     with pytest.raises(NodeLost):
         store.nodes.beat("n@1")
     assert not store.nodes.mark("n@1", "healthy")
@@ -82,10 +82,10 @@ def test_a_turn_that_was_committed_is_not_written_twice(store: Store) -> None:
     """The answer to its commit was lost, so the node tries again."""
     start(store)
     store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(3)], 1)
-    (first,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    (first,) = store.turns.take(turn(1, wants={"q": [W]})).claims
     done = Finish(first.id, first.fence, "done", 1, 2, "done")
-    taken = store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
-    again = store.jobs.turn(turn(2, finishes=[done], wants={"q": [W]}))
+    taken = store.turns.take(turn(2, finishes=[done], wants={"q": [W]}))
+    again = store.turns.take(turn(2, finishes=[done], wants={"q": [W]}))
     assert (again.replayed, again.claims, again.lost) == (True, taken.claims, [])
     assert store.jobs.depths() == {"q": {"queued": 1, "processing": 1}}
 
@@ -119,7 +119,7 @@ def test_what_only_ended_nodes_declare_is_gone_and_its_jobs_wait_out_of_line(sto
     store.nodes.declare("new@1", [task("stays"), task("comes")], [])
     assert sorted(store.jobs.tasks()) == ["comes", "goes", "stays"]  # the old one still runs
     tasks = frozenset({"stays", "comes"})
-    assert [c.task for c in store.jobs.turn(turn(1, "new@1", wants={"q": [W] * 4}, tasks=tasks)).claims] == ["stays"]
+    assert [c.task for c in store.turns.take(turn(1, "new@1", wants={"q": [W] * 4}, tasks=tasks)).claims] == ["stays"]
     store.nodes.end("old@1")
     store.nodes.drop_undeclared()
     assert sorted(store.jobs.tasks()) == ["comes", "stays"]
@@ -129,7 +129,7 @@ def test_what_only_ended_nodes_declare_is_gone_and_its_jobs_wait_out_of_line(sto
     start(store, "old@2", name="old", home="h1")
     store.nodes.declare("old@2", [task("goes")], [])
     assert store.nodes.park() == 1
-    claims = store.jobs.turn(turn(1, "old@2", wants={"q": [W]}, tasks=frozenset({"goes"}))).claims
+    claims = store.turns.take(turn(1, "old@2", wants={"q": [W]}, tasks=frozenset({"goes"}))).claims
     assert [c.task for c in claims] == ["goes"]
 
 
@@ -180,11 +180,11 @@ def shared_store(database: str, tmp_path: Path):
 def test_a_row_says_for_which_queues_its_node_waits_also_after_it_came_back(shared_store: Store) -> None:
     store = shared_store
     start(store)
-    assert store.jobs.turn(turn(1, wants={"q": [W]})).again
-    assert not store.jobs.turn(turn(2, wants={"q": [W]})).again
+    assert store.turns.take(turn(1, wants={"q": [W]})).again
+    assert not store.turns.take(turn(2, wants={"q": [W]})).again
     assert waits(store, "n@1") == ["q"]
     start(store, "n@2")  # it was declared dead: a new row, the same connection
-    assert store.jobs.turn(turn(3, "n@2", wants={"q": [W]})).again
+    assert store.turns.take(turn(3, "n@2", wants={"q": [W]})).again
     assert waits(store, "n@2") == ["q"]
 
 
@@ -192,11 +192,11 @@ def test_a_turn_that_was_not_committed_has_told_nobody_for_what_its_node_waits(s
     store = shared_store
     start(store)
     (job,) = store.jobs.enqueue([NewJob("t", "q", "{}")], 1)
-    (claim,) = store.jobs.turn(turn(1, wants={"q": [W]})).claims
+    (claim,) = store.turns.take(turn(1, wants={"q": [W]})).claims
     back = Requeue(job, claim.fence, "returned", 1000, run_at=10**15)
     with no_events(store), pytest.raises(Exception, match="no room"):
-        store.jobs.turn(turn(2, requeues=[back], wants={"q": [W]}))
-    assert store.jobs.turn(turn(3, requeues=[back], wants={"q": [W]})).again
+        store.turns.take(turn(2, requeues=[back], wants={"q": [W]}))
+    assert store.turns.take(turn(3, requeues=[back], wants={"q": [W]})).again
     assert waits(store, "n@1") == ["q"]
 
 
@@ -260,5 +260,5 @@ def test_a_turn_that_is_a_little_behind_does_not_fill_a_rate_twice(store: Store)
     got, number = 0, 0
     for now in (10_000, 10_500, 10_000, 10_500, 10_000, 10_500):
         number += 1
-        got += len(store.jobs.turn(Turn("n@1", now, wants={"q": [W] * 20}, limits=limit, number=number)).claims)
+        got += len(store.turns.take(Turn("n@1", now, wants={"q": [W] * 20}, limits=limit, number=number)).claims)
     assert got == 15

@@ -67,9 +67,9 @@ def test_verbs_work_on_sessions_that_change_with_every_transaction(pooled: str, 
             store.jobs.enqueue([NewJob("t", "q", "{}", limit_key="k", limit_max=100, unique_key=f"u{n}")], store.now())
         for number in range(1, 21):
             store = stores[number % 4]
-            claims = store.jobs.turn(Turn("n@1", store.now(), wants={"q": ["w:0", "w:1"]}, number=2 * number)).claims
+            claims = store.turns.take(Turn("n@1", store.now(), wants={"q": ["w:0", "w:1"]}, number=2 * number)).claims
             ends = [Finish(c.id, c.fence, "done", 1, 2, "done") for c in claims]
-            assert stores[(number + 1) % 4].jobs.turn(Turn("n@1", 1, finishes=ends, number=2 * number + 1)).lost == []
+            assert stores[(number + 1) % 4].turns.take(Turn("n@1", 1, finishes=ends, number=2 * number + 1)).lost == []
         assert stores[0].jobs.depths() == {}
         assert len(stores[0].jobs.matching("done", 100)) == 40
     finally:

@@ -39,7 +39,7 @@ def test_a_turn_that_claims_a_job_takes_four_trips(store: Store, messages: list[
     for number in range(3):  # the first ones also prepare statements
         store.jobs.enqueue([NewJob("t", "q", "{}")], store.now())
         messages.clear()
-        assert len(store.jobs.turn(Turn("n", store.now(), wants={"q": ["w"]})).claims) == 1, number
+        assert len(store.turns.take(Turn("n", store.now(), wants={"q": ["w"]})).claims) == 1, number
         assert len(messages) == 4, (
             messages
         )  # the beginning and when the next is due; what can be claimed; the claim; counters and the commit

@@ -33,11 +33,11 @@ def test_a_reader_in_the_middle_of_its_result_delays_nobody(url: str, tmp_path: 
         with Store.open(url, tmp_path, read_only=True) as reader:
             begin_reading(reader)
             (added,) = store.jobs.enqueue([NewJob("t", "q", "{}", priority=9)], store.now())
-            (claim,) = store.jobs.turn(Turn("n@1", store.now(), wants={"q": ["w:0"]}, number=1)).claims
+            (claim,) = store.turns.take(Turn("n@1", store.now(), wants={"q": ["w:0"]}, number=1)).claims
             assert claim.id == added
             assert store.jobs.hold(claim.id, claim.fence)
             done = Finish(claim.id, claim.fence, "done", 1, 2, "done")
-            assert store.jobs.turn(Turn("n@1", store.now(), finishes=[done], number=2)).lost == []
+            assert store.turns.take(Turn("n@1", store.now(), finishes=[done], number=2)).lost == []
             assert reader.jobs.depths()["q"]["queued"] in (
                 2000,
                 2001,

@@ -57,7 +57,7 @@ def test_no_event_of_an_older_store_is_told_twice_or_lost(tmp_path: Path) -> Non
             for e in store.jobs.events(job)
         ]
         assert told == stored
-        back = store.jobs.recover("before", 1_790_000_001_000, "gone")
+        back = store.turns.recover("before", 1_790_000_001_000, "gone")
         for job in back:
             names = [e["name"] for e in store.jobs.events(job)]
             assert names[-2:] == ["processing", "requeued:stale"]

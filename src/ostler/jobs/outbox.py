@@ -123,6 +123,6 @@ class Outbox:
 
 def _take(store: Store, turn: Turn) -> Taken:
     """The turn at the store's time. When the next job is due is told by our own clock, which may be set differently."""
-    taken = store.jobs.turn(replace(turn, now=store.now()))
+    taken = store.turns.take(replace(turn, now=store.now()))
     ahead = now_ms() - store.now()
     return taken if taken.next_due is None else replace(taken, next_due=taken.next_due + ahead)

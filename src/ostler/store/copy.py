@@ -294,7 +294,7 @@ class Copy:
         for node in to.nodes.unreleased():
             back += len(to.nodes.release(node))
         for claimer in self._to.claimers():
-            back += len(to.jobs.recover(claimer, to.now(), "its store was copied to another database"))
+            back += len(to.turns.recover(claimer, to.now(), "its store was copied to another database"))
         with self._to.transaction():
             self._alone()
             self._to.settle()

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Self
 
 from ostler.store.calls import CallRecords
+from ostler.store.changes import Changes
 from ostler.store.database import Database, connect, is_postgres
 from ostler.store.footprints import Footprints
 from ostler.store.health import Health, Meta
@@ -19,6 +20,7 @@ from ostler.store.live import LiveRecords
 from ostler.store.nodes import Nodes
 from ostler.store.places import Places
 from ostler.store.sessions import SessionRecords
+from ostler.store.turns import Turns
 
 
 def now_ms() -> int:
@@ -27,16 +29,18 @@ def now_ms() -> int:
 
 
 class Store:
-    """The verbs by noun: `jobs`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`, `places`, `sessions`."""
+    """The verbs by noun: `jobs`, `turns`, `health`, `meta`, `live`, `nodes`, `footprints`, `calls`, `places`, `sessions`."""
 
     def __init__(self, db: Database) -> None:
         self.db = db
-        self.jobs = JobRecords(db)
+        changes = Changes(db)
+        self.jobs = JobRecords(db, changes)
+        self.turns = Turns(db, changes, self.jobs.flows, self.jobs.artifacts)
         self.health = Health(db)
         self.meta = Meta(db)
         self.live = LiveRecords(db)
         self.sessions = SessionRecords(db)
-        self.nodes = Nodes(db, self.jobs.recover_inside, self.sessions.release_inside)
+        self.nodes = Nodes(db, self.turns.recover_inside, self.sessions.release_inside)
         self.footprints = Footprints(db)
         self.calls = CallRecords(db)
         self.places = Places(db)

@@ -282,7 +282,7 @@ class Bench:
 
     def _next(self, queues: list[str]) -> bool:
         for queue in queues:
-            taken = self.store.jobs.turn(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
+            taken = self.store.turns.take(Turn(_NODE, self._ms(), wants={queue: [_WORKER]}, limits=self._limits))
             if taken.claims:
                 outer, token = handle.running, _inner.set(threading.Lock())
                 try:
@@ -338,7 +338,7 @@ class Bench:
         end = self._end(claim, job, began)
         job._settle(success=isinstance(end, Finish) and end.status == "done")  # noqa: SLF001
         finishes, requeues = ([end], []) if isinstance(end, Finish) else ([], [end])
-        self.store.jobs.turn(Turn(_NODE, self._ms(), notes, finishes, requeues))
+        self.store.turns.take(Turn(_NODE, self._ms(), notes, finishes, requeues))
         return not end.crash
 
     def _end(self, claim: Claim, job: Job, began: int) -> Finish | Requeue:
