@@ -242,12 +242,15 @@ class Turns:
         if not claims:
             return claims, dues, 0
         batch = json.dumps({c.id: c.worker for c in claims})
-        held = {row[0] for row in self._db.run("claim", batch=batch, node=turn.node, now=turn.now)}
+        rows = self._db.run("claim", batch=batch, node=turn.node, now=turn.now)
         self._changes.limited(keys.picked)
-        taken = [c for c in claims if c.id in held]
+        taken = claims
+        if self._db.shared:  # else nobody can have taken one since it was picked
+            held = {row[0] for row in rows}
+            taken = [c for c in claims if c.id in held]
         for queue, n in Counter([c.queue for c in taken]).items():
             self._changes.moved({(queue, QUEUED): -n, (queue, PROCESSING): n})
-        return taken, dues, len(claims) - len(held)
+        return taken, dues, len(claims) - len(taken)
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""

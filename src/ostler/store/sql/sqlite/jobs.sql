@@ -63,12 +63,11 @@ UPDATE jobs SET behind = 0
                        ORDER BY f.priority DESC, coalesce(f.position, f.id), f.id LIMIT 1) FROM json_each(:batch) AS k);
 
 -- name: claim
--- The row is also the claim's event `processing`.
+-- The row is also the claim's event `processing`. All of them were picked in the same transaction, so nothing comes back.
 UPDATE jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :node,
        worker = c.worker, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
   FROM (SELECT CAST(key AS INTEGER) AS id, value AS worker FROM json_each(:batch)) AS c
- WHERE jobs.id = c.id AND jobs.status = 'queued'
-RETURNING jobs.id;
+ WHERE jobs.id = c.id AND jobs.status = 'queued';
 
 -- name: finish_done
 -- `finish` for most jobs, which are done and have nothing else to say: a third cheaper. A row that is done is also the event `done`.
