@@ -16,7 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ostler.calls.model import ModelOptions, launch
+from ostler.calls.launch import launch
+from ostler.calls.model import ModelOptions
 from ostler.lifecycle.wire import Frames, encode
 
 # Another interpreter for all workers, as an environment of its own; nothing of Ostler need be installed there.

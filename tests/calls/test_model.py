@@ -13,7 +13,8 @@ import pytest
 
 import ostler
 from ostler import ConfigError, InputError, Ostler
-from ostler.calls.model import ModelOptions, launch, seconds
+from ostler.calls.launch import launch
+from ostler.calls.model import ModelOptions, seconds
 from ostler.errors import BadArguments, NotFound
 
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ostler.calls.model import ModelOptions, launch
+from ostler.calls.launch import launch
+from ostler.calls.model import ModelOptions
 from ostler.config import Settings
 from ostler.events import Bus
 from ostler.lifecycle.membership import Membership

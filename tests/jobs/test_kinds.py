@@ -15,7 +15,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 from ostler import BadArguments, Job, JobFailed, Ostler
-from ostler.cli.jobs import pairs
+from ostler.cli.enqueue import pairs
 from ostler.jobs import kinds, signature
 from ostler.testing import Bench
 

@@ -13,9 +13,10 @@ import pytest
 from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Bus, JobsTouched
-from ostler.live import topics, watch
+from ostler.live import queues, topics
 from ostler.live.broker import Broker
 from ostler.live.incidents import Incidents
+from ostler.live.jobs import FOLLOWED
 from ostler.live.watch import Watch
 from ostler.store import Store
 from ostler.store.rows import Finish, NewJob, Turn
@@ -104,7 +105,7 @@ def test_a_turn_of_more_jobs_than_are_looked_at_leaves_none_behind(store: Store)
         assert set((await scene.snapshot()).values()) == {"done"}
         said = read(client.take())
         assert [e["type"] for e in said].count("resync") == 1
-        assert len(scene.watch._followed) <= watch._JOBS
+        assert len(scene.watch._jobs._followed) <= FOLLOWED
 
     on_stage(store, play)
 
@@ -120,11 +121,11 @@ def test_a_flood_is_forgotten_but_what_still_runs_is_not(store: Store) -> None:
             await scene.look()
         found = await scene.snapshot()
         assert [j for j, status in found.items() if status == "processing"] == [c.id for c in running]
-        assert len(found) <= watch._JOBS
+        assert len(found) <= FOLLOWED
         scene.finish(*running)
         await scene.look()
         assert set((await scene.snapshot()).values()) == {"done"}
-        assert len(scene.broker._entries) < watch._JOBS + 10
+        assert len(scene.broker._entries) < FOLLOWED + 10
 
     on_stage(store, play)
 
@@ -217,7 +218,7 @@ def test_deleted_jobs_are_not_shown(store: Store) -> None:
             c.id for c in claims[:2]
         ]
         assert await scene.snapshot() == {claims[2].id: "processing"}
-        assert len(scene.watch._followed) == 1
+        assert len(scene.watch._jobs._followed) == 1
 
     on_stage(store, play)
 
@@ -253,7 +254,7 @@ def test_nobody_follows_and_nothing_is_read(store: Store, monkeypatch: pytest.Mo
         scene.put(5)
         scene.claim(5)
         assert not scene.watch._dirty.is_set()
-        assert scene.watch._jobs_dirty == {}
+        assert scene.watch._jobs._named == {}
         assert scene.broker.seq == 0
 
     on_stage(store, play)
@@ -265,18 +266,18 @@ def test_a_little_more_or_less_memory_is_no_news(store: Store) -> None:
         shown = []
         for now in (100.0, 103.0, 98.0, 104.9, 106.0, 102.0, 100.0):
             slot.worker.rss_mb = now
-            shown.append(scene.watch._memory(slot))
+            shown.append(scene.watch._workers._memory(slot))
         assert shown == [100.0, 100.0, 100.0, 100.0, 106.0, 106.0, 100.0]
         slot.worker = None
-        assert scene.watch._memory(slot) is None
-        assert scene.watch._rss == {}
+        assert scene.watch._workers._memory(slot) is None
+        assert scene.watch._workers.memory == {}
 
     on_stage(store, play)
 
 
 def test_the_clock_alone_makes_no_news(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     async def play(scene: Scene) -> None:
-        monkeypatch.setattr(watch, "now_ms", lambda: 5000)
+        monkeypatch.setattr(queues, "now_ms", lambda: 5000)
         store.live.tallies.add({("q", "done"): 1, ("q", "run_ms"): 9_000_000}, -36_000_000)  # once it took longer
         await scene.follow("*")
         scene.put()
@@ -285,8 +286,10 @@ def test_the_clock_alone_makes_no_news(store: Store, monkeypatch: pytest.MonkeyP
         scene.claim()  # it runs on
         await scene.look()
         seq = scene.broker.seq
-        monkeypatch.setattr(watch, "now_ms", lambda: 7_200_000)  # its time goes by, and the last hour's average with it
-        scene.watch._store_dirty = scene.watch._everything = True
+        monkeypatch.setattr(
+            queues, "now_ms", lambda: 7_200_000
+        )  # its time goes by, and the last hour's average with it
+        scene.watch._store_dirty = scene.watch._jobs.everything = True
         await scene.watch._look()
         assert scene.broker.seq == seq
 

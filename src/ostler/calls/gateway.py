@@ -16,26 +16,22 @@ and the plane hears where they serve. A warm call touches nothing of this.
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import json
 import logging
-import signal
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ostler.calls import answer
-from ostler.calls.model import ModelOptions, ModelSpec, launch
+from ostler.calls.eviction import Evictions
+from ostler.calls.launch import Launches
+from ostler.calls.model import ModelOptions, ModelSpec
 from ostler.calls.parking import NOT_ASKED, Parking
-from ostler.calls.program import Program
 from ostler.calls.records import CallLog
-from ostler.calls.tenants import Memory, Models
+from ostler.calls.replica import key_of, model_of, place_of, slot_of
 from ostler.config import Settings
-from ostler.errors import OstlerError
 from ostler.lifecycle.admission import HOST
-from ostler.lifecycle.listening import socket_name
 from ostler.lifecycle.state import Status
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Exit, Left, PoolSpec, Slot, Worker
@@ -45,14 +41,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("ostler.calls")
 
-PLANE = "plane"
-_ANSWER = 5.0  # seconds in which the plane says whether a worker may go
 _LINES = 20  # of a dead worker's log that its callers are told
-
-
-def key_of(model: str, replica: int) -> str:
-    """What a slot is for; ids may hold anything, so this is in no name of a file or a component."""
-    return json.dumps([model, replica])
 
 
 class Gateway:
@@ -69,18 +58,15 @@ class Gateway:
         records: CallLog,
     ) -> None:
         self.records = records
-        self._settings, self.models, self._target, self._run = settings, dict(models), target, run
-        self._interpreter, self._access = interpreter, access
+        self._settings, self.models, self._access = settings, dict(models), access
+        self.launches = Launches(settings, self.models, target, run, interpreter)
         self.supervisor: Supervisor
-        self.parking = Parking(self, settings.parked_for)
-        self._programs = {s.name: Program(s, run, interpreter) for s in models.values() if s.is_server}
+        self.parking, self.evictions = Parking(self, settings.parked_for), Evictions(self)
         self._plane: Worker | None = None
         self._said: dict[str, str] = {}  # component -> why its model could not be loaded
-        self._asked: dict[Worker, asyncio.Future[bool]] = {}  # who wants to know whether it goes
-        self._short: dict[Worker, str] = {}  # who was told to go, and for which memory
         self._ran_out: set[Slot] = set()  # of memory while they loaded, since they were last up
         self._again: set[Slot] = set()  # … and are tried once more
-        self._open: set[Worker] = set()  # workers in which the plane may still have calls
+        self.occupied: set[Worker] = set()  # workers in which the plane may still have calls
         self._was_up: set[Worker] = set()
         self._wanted: set[Slot] = set()  # since they were last up
         self.facts: dict[str, Any] = {}
@@ -92,56 +78,7 @@ class Gateway:
 
     def specs(self) -> list[PoolSpec]:
         """A pool on demand for each task."""
-        return [self._spec(spec) for spec in self.models.values()]
-
-    def _spec(self, spec: ModelSpec) -> PoolSpec:
-        settings, program = self._settings, self._programs.get(spec.name)
-        return PoolSpec(
-            name=spec.name,
-            size=0,
-            argv=program.argv if program else lambda slot: self._argv(spec, slot),
-            env=spec.variables,
-            given={} if program else {"OSTLER_DATA": str(settings.data_dir)},
-            fills=program.fills if program else lambda _: {},
-            cwd=spec.cwd,
-            probe=program.probe() if program else None,
-            drain_signal=signal.SIGTERM,
-            startup_deadline=lambda slot: self._options(slot).startup,
-            stale_after=settings.stale_after,
-            stop_grace=settings.stop_grace,
-            term_grace=settings.term_grace,
-            tenant=Models(self),
-            on_demand=True,
-            outlasts=1,  # jobs that finish may call it
-            need=Memory(self, spec.name),
-        )
-
-    def _argv(self, spec: ModelSpec, slot: Slot) -> list[str]:
-        model, _ = json.loads(slot.key or "[]")
-        options = spec.options(model)
-        python = str(self._interpreter(options.env))
-        return launch(
-            python,
-            self._target,
-            spec.name,
-            model,
-            options,
-            run=str(self._run),
-            socket=socket_name(spec.name, slot, slot.generation),
-            max_body=self._settings.max_body,
-        )
-
-    def unavailable(self, task: str, model: str) -> str | None:
-        """Why the model cannot be started as things are: its environment, its program or one of its files is not there."""
-        spec = self.models[task]
-        try:
-            self._interpreter(spec.options(model).env)
-            if program := self._programs.get(task):
-                program.check(model)
-        except OstlerError as error:
-            return str(error)
-        path = spec.missing(model)
-        return f"its file {path} does not exist" if path else None
+        return self.launches.pool_specs(self)
 
     # ---- the plane
 
@@ -176,18 +113,17 @@ class Gateway:
             "max_body": self._settings.max_body,
             "exclusive": self._settings.gpu_exclusive,
         }
-        self._say("catalog", {**told, "tasks": tasks})
+        self.say("catalog", {**told, "tasks": tasks})
 
     def tell_peers(self, told: dict[str, Any]) -> bool:
         """What other nodes have; False while there is no plane to tell."""
-        self._say("peers", told)
-        return self._plane is not None
+        return self.say("peers", told)
 
     def plane_is_gone(self, worker: Worker) -> None:
         """Its connections went with it, so nobody is in any worker."""
         if self._plane is worker:
             self._plane = None
-            self._open.clear()
+            self.occupied.clear()
             self.facts = {}
             if self.supervisor.stopping:
                 self.parking.close()
@@ -201,18 +137,19 @@ class Gateway:
                 self.want(task, model, replica)
             case ["idle", str(task), str(model), int(replica), int(generation)]:
                 if worker := self._worker(task, model, replica, generation):
-                    self._open.discard(worker)
+                    self.occupied.discard(worker)
                     if not self.parking.begin(worker, hurried=False):
                         self.end(worker)
             case ["closed", str(task), str(model), int(replica), int(generation)]:
                 if worker := self._worker(task, model, replica, generation):
-                    self._open.discard(worker)
+                    self.occupied.discard(worker)
                     self.supervisor.wake()
             case ["kill", str(task), str(model), int(replica), int(generation), str(reason), str(why)]:
                 if worker := self._worker(task, model, replica, generation):
                     self._kill(worker, reason, why)
             case ["kept" | "freed" as said, str(task), str(model), int(replica), int(generation)]:
-                self._evicted(said, self._worker(task, model, replica, generation))
+                if worker := self._worker(task, model, replica, generation):
+                    self.evictions.answered(said, worker)
             case ["served", dict(served)]:
                 self._count(served)
             case ["facts", dict(facts), bool(turn)]:
@@ -231,22 +168,24 @@ class Gateway:
             self.supervisor.stop_slot(worker.slot)
         self.supervisor.kill(worker, reason, on_purpose=cancelled)
 
-    def _say(self, *frame: object) -> None:
+    def say(self, *frame: object) -> bool:
+        """Tell the plane; False while there is none."""
         self.records.said(frame)
         if self._plane is not None:
             self._plane.send(*frame)
+        return self._plane is not None
 
     def want(self, task: str, model: str, replica: int) -> None:
         """Somebody waits for it: have it started, or woken; or say why it cannot be had."""
         spec = self.models.get(task)
         if spec is None:
             return
-        if why := self.unavailable(task, model):
-            self._say("fail", task, model, f"it is unavailable: {why}", 1.0)
+        if why := self.launches.unavailable(task, model):
+            self.say("fail", task, model, f"it is unavailable: {why}", 1.0)
             return
         slot = self.supervisor.open(task, key_of(model, replica))
         if slot.rest is Status.FAILED and slot.worker is None:
-            self._say("fail", task, model, self.why_failed(slot), None)
+            self.say("fail", task, model, self.why_failed(slot), None)
             return
         self._wanted.add(slot)
         self.supervisor.start_slot(slot)
@@ -260,62 +199,16 @@ class Gateway:
                 for replica in range(options.workers if options.preload or options.pinned else 0):
                     self.want(task, model, replica)
 
-    async def unload(self, slot: Slot) -> bool:
-        """Have its worker leave, if nobody is in it: the plane knows. Whether it goes."""
-        worker = slot.worker
-        if worker is None or not worker.accepting:
-            self.supervisor.stop_slot(slot)
-            return True
-        if worker in self.parking.states:
-            self.parking.end(worker)
-            return True
-        answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._asked[worker] = answer
-        self.evict(worker, HOST)
-        try:
-            async with asyncio.timeout(_ANSWER):
-                return await answer
-        except TimeoutError:
-            return False
-
     def end(self, worker: Worker) -> None:
         """Nobody is in it and nobody wants it."""
         self.supervisor.stop_slot(worker.slot, worker.pool.spec.stop_grace)
 
-    def evict(self, worker: Worker, short_of: str) -> None:
-        """Others need its memory. The plane knows whether anybody is in it, and lets nobody in when it says that it is free."""
-        if self.parking.evict(worker, short_of):
-            return
-        self._short[worker] = short_of
-        model, replica = json.loads(worker.slot.key or "[]")
-        if self._plane is None:
-            self._evicted("freed", worker)
-        else:
-            self._say("evict", worker.pool.spec.name, model, replica, worker.generation)
-
-    def _evicted(self, said: str, worker: Worker | None) -> None:
-        if worker is None:
-            return
-        short_of = self._short.pop(worker, HOST)
-        if (asked := self._asked.pop(worker, None)) and not asked.done():
-            asked.set_result(said == "freed")
-        if said == "freed":
-            self.records.evicted(worker)
-            self._open.discard(worker)
-            if short_of == HOST or not self.parking.begin(worker, hurried=True):
-                log.info("%s is unloaded, because others need its memory", worker.component)
-                self.end(worker)
-        elif worker.ticket is not None:
-            worker.ticket.kept()
-
     def waits(self, slot: Slot, why: str) -> None:
-        model, replica = json.loads(slot.key or "[]")
-        self._say("state", slot.pool.spec.name, model, replica, f"waiting for memory: {why}")
+        self.say("state", *place_of(slot), f"waiting for memory: {why}")
 
     def never_fits(self, slot: Slot, why: str) -> None:
-        model, _ = json.loads(slot.key or "[]")
         self._wanted.discard(slot)
-        self._say("fail", slot.pool.spec.name, model, why, 5.0)
+        self.say("fail", slot.pool.spec.name, model_of(slot), why, 5.0)
         self.supervisor.stop_slot(slot)
 
     def gpu_lock(self) -> bool | None:
@@ -327,8 +220,7 @@ class Gateway:
 
     def in_flight(self, worker: Worker) -> int:
         """As the plane last told."""
-        model, _ = json.loads(worker.slot.key or "[]")
-        told = self.facts.get(f"{worker.pool.spec.name}\n{model}", {})
+        told = self.facts.get(f"{worker.pool.spec.name}\n{model_of(worker.slot)}", {})
         return int(told.get("in_flight", 0))
 
     def _count(self, served: Mapping[str, Any]) -> None:
@@ -349,27 +241,12 @@ class Gateway:
         self._say_up(worker)
 
     def _say_up(self, worker: Worker) -> None:
-        model, replica = json.loads(worker.slot.key or "[]")
-        self._open.add(worker)
-        self._say(
-            "up",
-            worker.pool.spec.name,
-            model,
-            replica,
-            worker.generation,
-            self.address(worker),
-            worker.component,
-        )
-
-    def address(self, worker: Worker) -> str:
-        """Where it is called: the name of a socket in the run directory, or `tcp:PORT`."""
-        program = self._programs.get(worker.pool.spec.name)
-        return program.address(worker) if program else str(worker.info.get("socket", ""))
+        self.occupied.add(worker)
+        self.say("up", *place_of(worker.slot), worker.generation, self.launches.address(worker), worker.component)
 
     def is_parked(self, worker: Worker) -> None:
         """As far as the plane knows it is gone; when it is wanted, it is woken."""
-        model, replica = json.loads(worker.slot.key or "[]")
-        self._say("down", worker.pool.spec.name, model, replica, worker.generation, "it was parked", [])
+        self.say("down", *place_of(worker.slot), worker.generation, "it was parked", [])
 
     def is_awake(self, worker: Worker) -> None:
         """It was parked, or could not be parked and is wanted."""
@@ -377,20 +254,18 @@ class Gateway:
             self._say_up(worker)
 
     def is_open(self, worker: Worker) -> bool:
-        return self._plane is not None and worker in self._open
+        return self._plane is not None and worker in self.occupied
 
     def close(self, worker: Worker) -> None:
         """The worker leaves: no new calls; the plane says when the last one is over."""
         self.parking.end(worker)
         if self.is_open(worker):
-            model, replica = json.loads(worker.slot.key or "[]")
-            self._say("close", worker.pool.spec.name, model, replica, worker.generation)
+            self.say("close", *place_of(worker.slot), worker.generation)
 
     def loading(self, worker: Worker, fraction: float) -> None:
         """It makes progress, so its time to start begins anew."""
         worker.started = time.monotonic()
-        model, replica = json.loads(worker.slot.key or "[]")
-        self._say("state", worker.pool.spec.name, model, replica, f"loading {fraction:.0%}")
+        self.say("state", *place_of(worker.slot), f"loading {fraction:.0%}")
 
     def failed_to_load(self, worker: Worker, why: str) -> None:
         """Its last words. Where it had too little memory, it is tried once more with more of it, before anybody is told."""
@@ -402,24 +277,20 @@ class Gateway:
                 self._again.add(worker.slot)
 
     def is_gone(self, worker: Worker, end: Exit) -> Left:
-        model, replica = json.loads(worker.slot.key or "[]")
         self.records.gone(worker)
         served = worker in self._was_up
         self._was_up.discard(worker)
-        self._open.discard(worker)
-        self._short.pop(worker, None)
-        if (asked := self._asked.pop(worker, None)) and not asked.done():
-            asked.set_result(True)
+        self.occupied.discard(worker)
+        self.evictions.over(worker, goes=True)
         self.parking.gone(worker)
-        if program := self._programs.get(worker.pool.spec.name):
-            program.ended(worker)
+        self.launches.removed(worker)
         tail = list(worker.process.tail)[-_LINES:] if worker.process else []
-        where = (worker.pool.spec.name, model, replica, worker.generation)
+        where = *place_of(worker.slot), worker.generation
         reason = self._said.get(worker.component) or _in_words(end)
         if end.kind != "crash" or served:
-            self._say("down", *where, reason, tail)
+            self.say("down", *where, reason, tail)
         if end.kind != "crash":
-            if end.reason == "killed" and worker.slot not in self._wanted and not self._options(worker.slot).pinned:
+            if end.reason == "killed" and worker.slot not in self._wanted and not self.options_of(worker.slot).pinned:
                 worker.slot.wanted = False  # the next call has it started again
             return Left()
         # What follows a crash is decided after this returns.
@@ -435,19 +306,19 @@ class Gateway:
         again = slot in self._again
         self._again.discard(slot)
         if slot.rest is Status.FAILED and slot.worker is None:
-            self._say("fail", task, model, self.why_failed(slot), None)
+            self.say("fail", task, model, self.why_failed(slot), None)
         elif not served and not again:
-            self._say("fail", task, model, f"it could not be started: {reason}", max(0.1, slot.due - time.monotonic()))
+            self.say("fail", task, model, f"it could not be started: {reason}", max(0.1, slot.due - time.monotonic()))
             self._wanted.discard(slot)
         if (
             slot.worker is None
             and slot.rest is Status.CRASHED
             and slot not in self._wanted
-            and not self._options(slot).pinned
+            and not self.options_of(slot).pinned
         ):
             self.supervisor.stop_slot(slot)  # … and start it where somebody asks for it
         if not served and not again:
-            self._say("down", *where, reason, tail)
+            self.say("down", *where, reason, tail)
 
     def why_failed(self, slot: Slot) -> str:
         said = self._said.get(slot.component) or (slot.last_exit.reason if slot.last_exit else "")
@@ -457,16 +328,12 @@ class Gateway:
         """The slots of a task, by model id."""
         found: dict[str, list[Slot]] = {model: [] for model in self.models[task].models}
         for slot in self.supervisor.pools[task].slots:
-            found.setdefault(json.loads(slot.key or "[]")[0], []).append(slot)
+            found.setdefault(model_of(slot), []).append(slot)
         return found
 
-    def _options(self, slot: Slot) -> ModelOptions:
-        model, _ = json.loads(slot.key or "[]")
-        return self.models[slot.pool.spec.name].options(model)
-
-    def options_of(self, worker: Worker) -> ModelOptions:
-        """How the worker's model is run."""
-        return self._options(worker.slot)
+    def options_of(self, slot: Slot) -> ModelOptions:
+        """How the slot's model is run."""
+        return self.models[slot.pool.spec.name].options(model_of(slot))
 
     def _slots(self) -> list[Slot]:
         return [slot for name in self.models for slot in self.supervisor.pools[name].slots]
@@ -474,11 +341,8 @@ class Gateway:
     def _worker(self, task: str, model: str, replica: int, generation: int) -> Worker | None:
         if task not in self.models:
             return None
-        key = key_of(model, replica)
-        for slot in self.supervisor.pools[task].slots:
-            if slot.key == key:
-                return next((w for w in slot.all() if w.generation == generation), None)
-        return None
+        slot = slot_of(self.supervisor.pools[task], model, replica)
+        return next((w for w in slot.all() if w.generation == generation), None) if slot else None
 
 
 def _terms(options: ModelOptions) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import math
 import os
 import re
@@ -15,7 +14,6 @@ from typing import Any, TypedDict, Union
 from ostler.errors import BadArguments, ConfigError, NotFound
 
 NEVER = -1.0  # an idle time that never ends
-MAX_BODY = 64 * 1024 * 1024
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _DURATION = re.compile(r"([+-]?\d+(?:\.\d+)?)\s*(ms|s|m|h|d)?")
 _UNITS = {"ms": 0.001, "": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -352,33 +350,3 @@ def _check_ready(what: str, ready: Any) -> None:
             re.compile(ready[5:])
         except re.error as error:
             raise ConfigError(f"{what}: ready={ready!r} is not a regular expression ({error})") from None
-
-
-def launch(
-    python: str,
-    target: str,
-    name: str,
-    model_id: str,
-    options: ModelOptions,
-    *,
-    run: str,
-    socket: str,
-    max_body: int = MAX_BODY,
-) -> list[str]:
-    """How a model's worker is started, all in its argv: workers of one pool differ, and a pool's variables are the same for all.
-
-    `python` is the interpreter of its environment, `run` the directory of the sockets, `socket` the name of this worker's in it.
-    """
-    worker = os.path.join(os.path.dirname(os.path.abspath(__file__)), "worker.py")  # noqa: PTH100, PTH118, PTH120
-    told = {
-        "foreign": options.env is not None,
-        "env": options.env,
-        "concurrency": options.concurrency,
-        "batch": options.batch,
-        "batch_wait": options.batch_wait,
-        "max_body": max_body,
-        "run": run,
-    }
-    # Neither PYTHONPATH nor the user's own packages reach another environment.
-    apart = ["-E", "-s"] if options.env is not None else []
-    return [python, *apart, worker, target, name, model_id, socket, json.dumps(told)]

@@ -154,7 +154,7 @@ class Parking:
         return bool(worker.info.get("parks")) or self.driver is None
 
     def _is_wanted(self, worker: Worker, ticket: Ticket, *, hurried: bool) -> bool:
-        wish = self._gateway.options_of(worker).park
+        wish = self._gateway.options_of(worker.slot).park
         mb, room = ticket.seen.gpu_mb or ticket.need.gpu_mb, self._host_room()
         if wish is not None:
             return wish and mb <= room

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ostler.calls.model import ModelSpec
+from ostler.calls.replica import model_of
 from ostler.errors import NotFound
 from ostler.lifecycle.listening import Listening
 from ostler.lifecycle.worker import Slot
@@ -22,13 +22,11 @@ class Program(Listening):
         self._spec, self._interpreter = spec, interpreter
 
     def fills(self, slot: Slot) -> Mapping[str, str]:
-        model, _ = json.loads(slot.key or "[]")
-        return {"model": model, **super().fills(slot)}
+        return {"model": model_of(slot), **super().fills(slot)}
 
     def argv(self, slot: Slot) -> list[str]:
         """Its program is looked for in its environment first."""
-        model, _ = json.loads(slot.key or "[]")
-        return [self.found(model) or self._spec.argv[0], *self._spec.argv[1:]]
+        return [self.found(model_of(slot)) or self._spec.argv[0], *self._spec.argv[1:]]
 
     def found(self, model: str) -> str | None:
         """The program's path; None when there is none. Raises where its environment is not built."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ostler.calls.model import ModelSpec
+from ostler.calls.replica import model_of, slot_of
 from ostler.calls.tally import Tally, percentile
 from ostler.events import Bus, CallsTouched
 from ostler.lifecycle.worker import Pool, Slot, Worker
@@ -127,26 +127,25 @@ class CallLog:
         return CallRow._make([self._last_id, self._node(), request, task, model, component, *measured, host, gpu])
 
     def _slot(self, task: str, model: str, replica: int) -> Slot | None:
-        key = json.dumps([model, replica])
         pool = self.pools.get(task)
-        return next((slot for slot in pool.slots if slot.key == key), None) if pool else None
+        return slot_of(pool, model, replica) if pool else None
 
     def slots(self, task: str, model: str) -> list[Slot]:
         """The workers' slots of a model that were ever opened."""
         pool = self.pools.get(task)
-        return [slot for slot in pool.slots if _model(slot) == model] if pool else []
+        return [slot for slot in pool.slots if model_of(slot) == model] if pool else []
 
     # ---- what the gateway says
 
     def loaded(self, worker: Worker) -> None:
         """A worker is up."""
-        counters = self.of(worker.pool.spec.name, _model(worker.slot))
+        counters = self.of(worker.pool.spec.name, model_of(worker.slot))
         counters.loads += 1
         counters.load_s += float(worker.info.get("load_ms") or 0) / 1000
 
     def evicted(self, worker: Worker) -> None:
         """A worker leaves, because others need its memory."""
-        self.of(worker.pool.spec.name, _model(worker.slot)).evictions += 1
+        self.of(worker.pool.spec.name, model_of(worker.slot)).evictions += 1
 
     def gone(self, worker: Worker) -> None:
         """A worker has ended. Calls that were in it are told of later, and want to know its peaks."""
@@ -244,10 +243,6 @@ class CallLog:
                 raise  # the lane has them all the same
             except Exception:
                 log.exception("%d calls could not be written to the log", len(rows))
-
-
-def _model(slot: Slot) -> str:
-    return str(json.loads(slot.key or '[""]')[0])
 
 
 def _peaks(worker: Worker) -> tuple[float | None, float | None]:

@@ -37,7 +37,7 @@ class States:
         worker = slot.worker if slot else None
         state, reason = self._state(task, model, slot, told)
         memory = [s.worker.rss_mb or 0.0 for s in slots if s.worker is not None]
-        address = self._gateway.address(worker) if worker is not None and worker.accepting else ""
+        address = self._gateway.launches.address(worker) if worker is not None and worker.accepting else ""
         port = int(address[4:]) if address.startswith("tcp:") else None
         return {
             "state": state,
@@ -68,7 +68,7 @@ class States:
         now = time.monotonic()
         at, why = self._looked.get((task, model), (-1e9, None))
         if now >= at + _FRESH:
-            why = self._gateway.unavailable(task, model)
+            why = self._gateway.launches.unavailable(task, model)
             self._looked[task, model] = now, why
         return why
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
+from ostler.calls.replica import model_of
 from ostler.lifecycle.admission import Need
 from ostler.lifecycle.ticket import Demand, Standing
 from ostler.lifecycle.wire import Frame
@@ -49,8 +49,7 @@ class Models(Nothing):
         return self._gateway.is_open(worker)
 
     def doing(self, worker: Worker) -> Doing | None:
-        model, _ = json.loads(worker.slot.key or "[]")
-        return Doing("", model) if worker.accepting else None
+        return Doing("", model_of(worker.slot)) if worker.accepting else None
 
     def drain(self, worker: Worker) -> None:
         self._gateway.close(worker)
@@ -66,13 +65,12 @@ class Memory:
         self._gateway, self._task = gateway, task
 
     def demand(self, slot: Slot) -> Demand:
-        model, _ = json.loads(slot.key or "[]")
-        options = self._gateway.models[self._task].options(model)
-        kind = Kind(self._task, model, options.env or "")
+        options = self._gateway.options_of(slot)
+        kind = Kind(self._task, model_of(slot), options.env or "")
         return Demand(Need(options.memory_mb, options.gpu_mb), kind=kind)
 
     def standing(self, worker: Worker) -> Standing:
-        options = self._gateway.options_of(worker)
+        options = self._gateway.options_of(worker.slot)
         loaded = float(worker.info.get("load_ms", 1000.0)) / 1000
         return Standing(
             self._gateway.in_flight(worker) > 0,
@@ -82,7 +80,7 @@ class Memory:
         )
 
     def evict(self, worker: Worker, short_of: str) -> bool:
-        self._gateway.evict(worker, short_of)
+        self._gateway.evictions.evict(worker, short_of)
         return True
 
     def waits(self, slot: Slot, why: str) -> None:

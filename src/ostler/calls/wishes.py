@@ -41,7 +41,7 @@ class Wishes:
         """Have it loaded, as a call would; returns its id. Raises NotFound, BadArguments, Conflict."""
         spec = self._spec(task)
         model = self._model(spec, model)
-        if why := self._gateway.unavailable(task, model):
+        if why := self._gateway.launches.unavailable(task, model):
             raise Conflict(f"{task} {model!r} is unavailable: {why}")
         for replica in range(spec.options(model).workers):
             self._gateway.want(task, model, replica)
@@ -54,7 +54,7 @@ class Wishes:
         spec = self._spec(task)
         model = self._model(spec, model)
         slots = self._gateway.slots_of(task).get(model, [])
-        if not all(await asyncio.gather(*(self._gateway.unload(slot) for slot in slots))):
+        if not all(await asyncio.gather(*(self._gateway.evictions.unload(slot) for slot in slots))):
             raise Conflict(f"{task} {model!r} stays: it has calls, or is pinned")
         return model
 

@@ -16,7 +16,7 @@ _COMMANDS = {
     "up": "node",
     "check": "node",
     "demo": "demo",
-    "enqueue": "jobs",
+    "enqueue": "enqueue",
     "jobs": "jobs",
     "cancel": "jobs",
     "retry": "jobs",

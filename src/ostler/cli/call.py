@@ -15,7 +15,7 @@ import click
 from ostler.calls.body import Body
 from ostler.calls.calling import CallOptions
 from ostler.calls.client import Caller
-from ostler.cli.jobs import pairs
+from ostler.cli.enqueue import pairs
 from ostler.cli.options import as_json, where
 from ostler.config import Settings
 from ostler.errors import BadArguments, CallError, CallRefused, PayloadTooLarge

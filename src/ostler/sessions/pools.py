@@ -23,6 +23,7 @@ from ostler.sessions import figures
 from ostler.sessions.held import Counts, Live, Serving
 from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerKey
 from ostler.sessions.spec import SessionSpec
+from ostler.sessions.turns import Turns
 from ostler.store import now_ms
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ log = logging.getLogger("ostler.sessions")
 
 _OPENS = 10.0  # seconds in which a worker opens a session
 _AGAIN = 0.1  # seconds after which a session that the registry did not admit is tried once more
-_SAY_ENDED = 2.0  # seconds in which the plane says how the sessions of a dead worker ended
 
 
 class SessionPools:
@@ -58,9 +58,8 @@ class SessionPools:
         self.first_in_line: dict[str, list[Any]] = {}
         self.waiting: dict[str, int] = {}
         self._counts: dict[str, Counts] = {}
-        self._ended: list[Ended] = []
-        self._wanted: list[Live] = []
-        self._news, self._hurry = asyncio.Event(), asyncio.Event()
+        self._turns = Turns(registry, self._judged, self.refuse)
+        self._hurry = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -69,7 +68,7 @@ class SessionPools:
         self.registry.rung = self.look_soon
         self.bus.listen(self._noticed)
         self._tasks = [
-            loop.create_task(self._turns(), name="session turns"),
+            loop.create_task(self._turns.run(), name="session turns"),
             loop.create_task(self._beats(), name="session beats"),
         ]
 
@@ -80,9 +79,7 @@ class SessionPools:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if tasks:
-            if self._ended:
-                with_rest, self._ended = self._ended, []
-                await self._try(self.registry.turn(with_rest, []))
+            await self._try(self._turns.finish())
             await self.registry.stop()
 
     async def _try(self, work: Any) -> Any:
@@ -222,25 +219,22 @@ class SessionPools:
             live.clock = loop.call_later(
                 _OPENS, self.refuse, live, "worker", f"the worker did not open it within {_OPENS:g} s"
             )
-        self._wanted.append(live)
-        self._news.set()
+        self._turns.admit(live)
 
     def refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
         """It did not become a session."""
         if self.held.pop(live.id, None) is None:
             return
+        self._turns.withdraw(live)
         self._forget(live)
         live.serving.worker.served -= 1
         if live.has_row:
-            self._ended.append(Ended(live.id, "refused", text))
-            self._news.set()
+            self._turns.end(Ended(live.id, "refused", text))
         self.say("refused", live.id, code, text, seconds)
 
     def _forget(self, live: Live, reason: str = "refused", text: str = "") -> None:
         serving = live.serving
         serving.live.discard(live.id)
-        if live in self._wanted:
-            self._wanted.remove(live)
         self.stop_clock(live)
         if serving.gone is None and (serving.info.get("opens") or serving.info.get("views") or live.ticket):
             serving.worker.send("close", live.id, reason, text)
@@ -265,12 +259,12 @@ class SessionPools:
     def _over(self, live: Live, reason: str, about: Mapping[str, Any]) -> None:
         """It has ended."""
         del self.held[live.id]
-        waits = live in self._wanted
+        waits = self._turns.withdraw(live)
         self._forget(live, reason, str(about.get("text") or ""))
         serving = live.serving
         if not waits:  # else it has no row, and needs none
             text, code = about.get("text"), about.get("code")
-            self._ended.append(
+            self._turns.end(
                 Ended(
                     live.id,
                     reason,
@@ -280,7 +274,6 @@ class SessionPools:
                     int(about.get("bytes_out") or 0),
                 )
             )
-            self._news.set()
         lasted, name, owner = time.monotonic() - live.asked, serving.spec.serves, str(live.about.get("owner") or "")
         self.bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
         if serving.gone is None:
@@ -289,34 +282,10 @@ class SessionPools:
             self.unregister(serving)
         self.touched()
 
-    async def _turns(self) -> None:
-        """Ends and admissions go to the registry together, as many as have gathered while the last turn was written."""
-        while True:
-            await self._news.wait()
-            self._news.clear()
-            ended, self._ended = self._ended, []
-            wanted, self._wanted = self._wanted, []
-            try:
-                verdicts = await self.registry.turn(ended, [live.admission() for live in wanted])
-            except OstlerError as error:
-                log.warning("the registry of sessions: %s", error)
-                for live in wanted:
-                    self.refuse(live, "registry", str(error), 2.0)
-            except Exception:
-                log.exception("a turn of sessions failed; it goes on")
-                for live in wanted:
-                    self.refuse(
-                        live, "registry", "the registry of sessions failed; the node's log has the details", 2.0
-                    )
-            else:
-                for live, verdict in zip(wanted, verdicts, strict=True):
-                    self._judged(live, verdict)
-
     def _judged(self, live: Live, verdict: Verdict) -> None:
         if live.id not in self.held:
-            if verdict.ok and all(live.id != one.id for one in self._ended):  # refused by its worker meanwhile
-                self._ended.append(Ended(live.id, "refused", "the worker did not open it"))
-                self._news.set()
+            if verdict.ok and not self._turns.ends(live.id):  # refused by its worker meanwhile
+                self._turns.end(Ended(live.id, "refused", "the worker did not open it"))
         elif verdict.ok:
             live.has_row = True
             self.ready(live)
@@ -330,8 +299,7 @@ class SessionPools:
 
     def _ask_again(self, live: Live) -> None:
         if live.id in self.held:
-            self._wanted.append(live)
-            self._news.set()
+            self._turns.admit(live)
 
     # ---- workers
 
