@@ -28,7 +28,7 @@ LAYERS = [
     {"apps", "testing"},
     {"web"},
     {"live"},
-    {"app", "flows", "handles", "task"},
+    {"app", "declarations", "flows", "handles", "storing", "task"},
     {"plane"},
     {"jobs", "calls", "sessions"},
     {"lifecycle"},
