@@ -23,6 +23,7 @@ SOURCE = ROOT / "src" / "ostler"
 LAYERS = [
     {"cli", "__main__"},
     {"runtime"},
+    {"pools", "registration"},
     {"folder"},
     {"check"},
     {"apps", "testing"},
