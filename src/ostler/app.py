@@ -209,8 +209,9 @@ class Ostler(Declarations, Storing, Calling, habits.Hinting):
         """
         from ostler.lifecycle import command as commands_of  # noqa: PLC0415
 
+        declared = commands_of.declare(name, argv, ready, drain_signal=drain_signal, env=env, cwd=cwd)
         self._check_free(name)
-        self.commands[name] = commands_of.declare(name, argv, ready, drain_signal=drain_signal, env=env, cwd=cwd)
+        self.commands[name] = declared
         self.pool(name, workers=workers, **limits)
 
     def model(
