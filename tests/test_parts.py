@@ -14,13 +14,14 @@ from ostler.app import load
 from ostler.config import Settings
 from ostler.lifecycle import family
 from ostler.parts import Part, running
+from ostler.registration import Registration
 from ostler.runtime import Node
 from ostler.web.server import listen
 from tests.harness import APP
 
 # In the order in which a node starts them.
 PARTS = [
-    "_Lanes", "Incidents", "CallLog", "Leave", "Dispatcher", "Ledger", "Supervisor", "Neighbours", "Poll", "Hearing", "Upkeep", "Server", "Watch", "Tails", "Waiters",
+    "Lanes", "Incidents", "CallLog", "Leave", "Dispatcher", "Ledger", "Supervisor", "Neighbours", "Poll", "Hearing", "Upkeep", "Server", "Watch", "Tails", "Waiters",
 ]  # fmt: skip
 
 
@@ -34,9 +35,9 @@ class Built:
     def __init__(self, folder: Path) -> None:
         node = Node(Settings(data=str(folder), port=0, workers=1, stop_grace=2.0), load(str(APP)), str(APP))
         self._listening = listen("127.0.0.1", 0)
-        node._member = node._membership(folder)
-        node._open_store()
-        self.parts = node._build(folder, self._listening.__enter__(), []).in_order
+        node._registration = Registration(node.settings, node.app, folder, node.url)
+        node._registration.register()
+        self.parts = node._build(folder, self._listening.__enter__()).in_order
         self._threads = set(threading.enumerate())
         self._children = {p.pid for p in family.children()}
 

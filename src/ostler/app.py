@@ -3,78 +3,37 @@
 from __future__ import annotations
 
 import inspect
-import signal as signals
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Never, Self, TypeVar, Unpack
 
 from ostler import habits, loading
 from ostler.calls import model as models_of
 from ostler.calls.calling import Calling
-from ostler.calls.model import ModelSpec, Options
-from ostler.errors import BadArguments, ConfigError
-from ostler.flows import Chain, Step, store_batch, store_batch_async
-from ostler.handles import BatchId, JobId, Status, listed
-from ostler.jobs import signature
-from ostler.jobs.hooks import Hooks
-from ostler.jobs.options import check
+from ostler.calls.model import Options
+from ostler.declarations import Declarations
+from ostler.errors import ConfigError
+from ostler.flows import Step
 from ostler.jobs.outcome import in_seconds
 from ostler.names import pool_name
-from ostler.sessions import spec as sessions_of
-from ostler.sessions.spec import Options as SessionOptions
-from ostler.sessions.spec import SessionSpec
-from ostler.task import Declare, Task, checked
+from ostler.storing import Storing
+from ostler.task import Declare
 from ostler.task import rate as rate_of
 
 # Loaded where they are needed: every model's worker imports this module, and should start fast.
 if TYPE_CHECKING:
-    from ostler.config import EnvSettings, PoolSettings, Settings
-    from ostler.jobs.awaiting import Awaiting
-    from ostler.jobs.producer import Producer
+    from ostler.sessions.spec import Options as SessionOptions
 
-P = ParamSpec("P")
-R = TypeVar("R")
 C = TypeVar("C", bound=type)
 S = TypeVar("S", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """Any program, kept running as a worker."""
-
-    name: str
-    argv: tuple[str, ...]
-    ready: str | None
-    drain_signal: int
-    env: dict[str, str]
-    cwd: str | None
-
-
-@dataclass(eq=False)
-class Ostler(Calling, habits.Hinting):
+class Ostler(Declarations, Storing, Calling, habits.Hinting):
     """An app: everything that one file declares. `store` and `data` are defaults; ostler.toml, OSTLER_* variables and flags override them."""
 
     _hints: ClassVar = habits.APP
-    store: str | None = None
-    data: str | None = None
-    tasks: dict[str, Task[..., Any]] = field(default_factory=dict, init=False)
-    commands: dict[str, Command] = field(default_factory=dict, init=False)
-    models: dict[str, ModelSpec] = field(default_factory=dict, init=False)
-    session_pools: dict[str, SessionSpec] = field(default_factory=dict, init=False)
-    pools: dict[str, PoolSettings] = field(default_factory=dict, init=False)
-    envs: dict[str, EnvSettings] = field(default_factory=dict, init=False)
-    target: str = field(default="", init=False)  # the name that it was loaded by
-    schedules: dict[str, tuple[str, str, Step[Any]]] = field(default_factory=dict, init=False, repr=False)
-    queues: dict[str, tuple[int | None, float | None]] = field(default_factory=dict, init=False, repr=False)
-    routes: list[Callable[[Any], Any]] = field(default_factory=list, init=False, repr=False)
-    hooks: Hooks = field(default_factory=Hooks, init=False, repr=False)
-    _places: dict[str, str] = field(default_factory=dict, init=False, repr=False)  # pool -> where it was first named
-    _producer: Producer | None = field(default=None, init=False, repr=False)
-    _awaiting: Awaiting | None = field(default=None, init=False, repr=False)
-    _node: Settings | None = field(default=None, init=False, repr=False)
 
     if not TYPE_CHECKING:
 
@@ -136,73 +95,16 @@ class Ostler(Calling, habits.Hinting):
         timeout, unique_for = in_seconds(timeout), in_seconds(unique_for)
         policy = {"backoff": waits, "unique": unique, "unique_for": unique_for, "at_once": at_once, "per": per}
         policy |= {"gpu_mb": gpu_mb, "memory_mb": memory_mb}
-        core = {"queue": queue, "name": name, "attempts": attempts, "timeout": timeout, "priority": priority}
-        return Declare(self, {**core, "policy": policy, "cron": cron, "zone": zone, "env": env, "unknown": unknown})
-
-    def _declare(
-        self,
-        function: Callable[..., Any],
-        *,
-        queue: str,
-        name: str | None,
-        policy: dict[str, Any],
-        cron: str | None,
-        zone: str,
-        env: str | None,
-        unknown: dict[str, Any],
-        **options: Any,
-    ) -> Task[Any, Any]:
-        called = name or function.__name__
-        for option, given in unknown.items():
-            hint = habits.option(option, given)
-            raise ConfigError(f"job {called!r}{loading.line()}: @app.job has no option {option!r}{hint}")
-        if not isinstance(called, str) or not called.isprintable() or not 0 < len(called) <= 200:
-            raise ConfigError(f"{called!r} cannot be a job's name; it needs 1 to 200 printable characters")
-        if called in self.tasks:
-            raise ConfigError(f"two jobs are named {called!r}; give one of them another name with @app.job(name=…)")
-        try:
-            check(f"job {called!r}", options)
-        except BadArguments as error:
-            raise ConfigError(str(error)) from None
-        pool_name(queue)
-        if kind := self._taken(queue):
-            raise self._clash(queue, kind, f"the queue of job {called!r}")
-        self._places.setdefault(queue, loading.line())
-        described = signature.describe(function)
-        row = signature.Row(
-            name=called,
-            queue=queue,
-            **options,
-            policy=checked(called, policy, described.parameters),
-            parameters=described.parameters,
+        return Declare(
+            self,
+            queue,
+            name,
+            options={"attempts": attempts, "timeout": timeout, "priority": priority},
+            policy=policy,
+            env=env,
+            cron=None if cron is None else (cron, zone),
+            unknown=unknown,
         )
-        row.models = described.models
-        task: Task[..., Any] = Task(self, function, row, described, env)
-        self._check_env(queue, env, f"job {called!r}", self.pools.get(queue))
-        self.tasks[called] = task
-        if cron is not None:
-            self.cron(called, cron, task.s(), zone=zone)
-        return task
-
-    def _check_env(self, queue: str, env: str | None, what: str, pool: PoolSettings | None) -> None:
-        """Refuse a second environment for a queue: its workers run in one."""
-        others = [(f"job {task.name!r}", task.env) for task in self.tasks.values() if task.queue == queue]
-        named = pool.env if pool else None
-        if named is not None:  # it speaks for jobs that name none
-            others = [(f"the pool {queue!r}", named), *((who, has or named) for who, has in others)]
-            env = env or named
-        for who, has in others:
-            if has != env:
-                raise ConfigError(
-                    f"{what} of queue {queue!r} has {_named(env)}, but {who} has {_named(has)}: all workers of a queue run in one "
-                    "environment; give all jobs of the queue the same env, or use another queue"
-                )
-
-    def env_of(self, queue: str) -> str | None:
-        """The environment that the code sets for a queue's workers, on its pool or its jobs."""
-        pool = self.pools.get(queue)
-        named = (task.env for task in self.tasks.values() if task.queue == queue and task.env)
-        return (pool.env if pool else None) or next(named, None)
 
     def env(
         self,
@@ -246,66 +148,6 @@ class Ostler(Calling, habits.Hinting):
         if at_once is not None and (not isinstance(at_once, int) or isinstance(at_once, bool) or at_once < 1):
             raise ConfigError(f"queue {name!r}: at_once must be a whole number from 1, found {at_once!r}")
         self.queues[pool_name(name)] = (at_once, None if rate is None else rate_of(name, rate))
-
-    def batch(
-        self,
-        steps: Iterable[Step[R] | Chain[R]],
-        *,
-        then: Step[Any] | None = None,
-        into: str | None = None,
-        connection: Any = None,
-    ) -> BatchId[R]:
-        """Enqueue several jobs together, all or none. When the last of them has ended, `then` is enqueued once; its parameter `into`
-        gets {"batch": number, "total": …, "failed": …}, and `find_batch(number)` reads the results. With `connection`, the batch is stored in
-        that connection's transaction.
-        """
-        return store_batch(self, steps, then, into, connection)
-
-    async def batch_async(
-        self,
-        steps: Iterable[Step[R] | Chain[R]],
-        *,
-        then: Step[Any] | None = None,
-        into: str | None = None,
-        connection: Any = None,
-    ) -> BatchId[R]:
-        """Like `batch`, without blocking the event loop."""
-        return await store_batch_async(self, steps, then, into, connection)
-
-    def find(self, job: int) -> JobId[Any]:
-        """Find a job by its id, to read its status or wait for its result. Raises NotFound."""
-        found = JobId[Any].of(self, job)
-        found.info()
-        return found
-
-    def jobs(
-        self,
-        *,
-        task: Task[..., Any] | str | None = None,
-        status: Status | None = None,
-        queue: str | None = None,
-        limit: int = 50,
-        before: int | None = None,
-    ) -> list[JobId[Any]]:
-        """The newest jobs, newest first: of this task (or name of a task), status and queue. `before`: only those with a lower id, for the
-        next page.
-        """
-        found: list[JobId[Any]] = listed(
-            self, status, task.name if isinstance(task, Task) else task, queue, limit, before
-        )
-        return found
-
-    def find_batch(self, batch: int) -> BatchId[Any]:
-        """Find a batch by its number, to read the results of its jobs. Raises NotFound."""
-        found = BatchId[Any].of(self, batch)
-        found.info()
-        return found
-
-    def wake(self) -> None:
-        """Let the nodes look for new jobs now. Call it after you have committed a SQLite transaction in which jobs were enqueued with
-        `connection=`; otherwise the node finds them with its next poll (`poll_interval`). On PostgreSQL the commit wakes the nodes.
-        """
-        self.producer.wake()
 
     def pool(
         self,
@@ -365,20 +207,11 @@ class Ostler(Calling, habits.Hinting):
         it runs. The first two are also checked afterwards, as health checks. `{port}` in argv, env and ready is replaced by a free port for each
         worker, `{n}` by its number. `limits` are those of `app.pool`.
         """
-        from ostler.lifecycle import probe  # noqa: PLC0415
+        from ostler.lifecycle import command as commands_of  # noqa: PLC0415
 
-        probe.parse(ready)
-        if not argv or isinstance(argv, str) or not all(isinstance(a, str) for a in argv):
-            raise ConfigError(f"command {name!r}: argv must be a list of strings, found {argv!r}")
-        pool_name(name)
+        declared = commands_of.declare(name, argv, ready, drain_signal=drain_signal, env=env, cwd=cwd)
         self._check_free(name)
-        try:
-            number = signals.Signals[drain_signal].value
-        except KeyError:
-            raise ConfigError(
-                f"command {name!r}: {drain_signal!r} is not a signal; use a name such as SIGTERM"
-            ) from None
-        self.commands[name] = Command(name, tuple(argv), ready, number, dict(env or {}), cwd)
+        self.commands[name] = declared
         self.pool(name, workers=workers, **limits)
 
     def model(
@@ -457,6 +290,7 @@ class Ostler(Calling, habits.Hinting):
         lifetime, margin, line, line_wait, idle, longest, ping, drain, probe, slow_ms, sticky, redirect, protocol, serves, versions,
         product, memory_mb, env. `limits` are those of `app.pool`, such as `recycle_age`.
         """
+        from ostler.sessions import spec as sessions_of  # noqa: PLC0415
 
         def declare(target: S) -> S:
             self._check_free(name)
@@ -487,32 +321,13 @@ class Ostler(Calling, habits.Hinting):
         number. `ready` is http:/path or tcp: on that port or socket, or one of the probes of `app.command`. `path` is where the program accepts
         the WebSocket upgrade.
         """
+        from ostler.sessions import spec as sessions_of  # noqa: PLC0415
+
         self._check_free(name)
         self.session_pools[name] = sessions_of.declare_program(
             name, argv, ready, options, variables=variables, cwd=cwd, path=path
         )
         self.pool(name, workers=workers, **(limits or {}))
-
-    def _check_free(self, name: str) -> None:
-        """Refuse a pool name that a queue, command, model or session pool already has."""
-        queued = next((f"the queue of job {task.name!r}" for task in self.tasks.values() if task.queue == name), None)
-        if kind := self._taken(name) or queued:
-            raise self._clash(name, kind, "this")
-        self._places.setdefault(name, loading.line())
-
-    def _clash(self, name: str, kind: str, other: str) -> ConfigError:
-        return ConfigError(
-            f"{name!r} is already the name of {kind}{self._places.get(name, '')}; {other}{loading.line()} needs another name: queues, commands, "
-            "models and sessions share one set of names, because each has its own workers"
-        )
-
-    def _taken(self, name: str) -> str | None:
-        taken: dict[str, Mapping[str, Any]] = {
-            "a command": self.commands,
-            "a model": self.models,
-            "sessions": self.session_pools,
-        }
-        return next((kind for kind, names in taken.items() if name in names), None)
 
     def on_start(self, queue: str | None = None) -> Callable[[S], S]:
         """Run the function once in each worker of the queue (None: of every queue) before its first job, for example to load a model or open
@@ -533,46 +348,10 @@ class Ostler(Calling, habits.Hinting):
         self.routes.append(factory)
         return factory
 
-    @property
-    def producer(self) -> Producer:
-        """Enqueues jobs for this app; created on first use. Raises ConfigError while an app is being loaded."""
-        loading.refuse()
-        if self._producer is None:
-            from ostler.jobs.producer import Producer  # noqa: PLC0415
-
-            self._producer = Producer(self.settings())
-        return self._producer
-
-    @property
-    def awaiting(self) -> Awaiting:
-        """Waits for jobs of this app; created on first use."""
-        producer = self.producer
-        if self._awaiting is None or self._awaiting.producer is not producer:
-            from ostler.jobs.awaiting import Awaiting  # noqa: PLC0415
-
-            self._awaiting = Awaiting(producer)
-        return self._awaiting
-
-    def serve(self, settings: Settings) -> None:
-        """In a node: what routes of the app's own enqueue, find and call is this node's, whatever flags it was started with."""
-        self._node = settings
-
-    def settings(self, flags: dict[str, Any] | None = None, file: Path | None = None) -> Settings:
-        """The settings that apply in this process."""
-        if self._node is not None and flags is None and file is None:
-            return self._node
-        from ostler import config  # noqa: PLC0415
-
-        return config.load(flags, code={"store": self.store, "data": self.data}, file=file)
-
 
 def _unknown(where: str, option: str, hints: Mapping[str, str], known: list[str]) -> ConfigError:
     hint = f"use {hints[option]}" if option in hints else f"known are: {', '.join(known)}"
     return ConfigError(f"{where}{loading.line()} has no option {option!r}; {hint}")
-
-
-def _named(env: str | None) -> str:
-    return "no env" if env is None else f"env {env!r}"
 
 
 def load(target: str) -> Ostler:

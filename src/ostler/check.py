@@ -6,11 +6,12 @@ import re
 import shutil
 
 from ostler import config, envs
-from ostler.app import Command, Ostler
+from ostler.app import Ostler
 from ostler.config import Settings
 from ostler.envs.run import JOBS
 from ostler.errors import ConfigError, InputError
 from ostler.jobs import schedule, signature
+from ostler.lifecycle.command import Command
 from ostler.sessions.spec import SessionSpec
 
 _PLACE = re.compile(r"\{([a-z_]+)\}")

@@ -11,8 +11,8 @@ from ostler.errors import BadArguments
 from ostler.handles import BatchId, JobId, R_co
 
 if TYPE_CHECKING:
-    from ostler.app import Ostler
     from ostler.store.rows import NewJob
+    from ostler.storing import Storing
 
 T = TypeVar("T")
 
@@ -22,7 +22,7 @@ class Step(habits.Flow, Generic[R_co]):
 
     _hints = habits.STEP
 
-    def __init__(self, app: Ostler, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
+    def __init__(self, app: Storing, row: Mapping[str, Any], args: dict[str, Any], options: Mapping[str, Any]) -> None:
         self._app, self._row, self._args, self._options = app, row, args, options
         self.connection: Any = None
         if "connection" in options:
@@ -105,7 +105,7 @@ class Chain(habits.Flow, Generic[R_co]):
         return JobId.of(app, stored[0], chain=True, guest=chosen is not None)
 
     @property
-    def _app(self) -> Ostler:
+    def _app(self) -> Storing:
         return self._steps[0][0]._app  # noqa: SLF001
 
     def without_connection(self) -> Chain[R_co]:
@@ -119,7 +119,7 @@ class Chain(habits.Flow, Generic[R_co]):
 
 
 def store_batch(
-    app: Ostler, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
+    app: Storing, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
 ) -> BatchId[T]:
     """See `Ostler.batch`."""
     parts = [*steps]
@@ -128,7 +128,7 @@ def store_batch(
 
 
 async def store_batch_async(
-    app: Ostler, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
+    app: Storing, steps: Iterable[Step[T] | Chain[T]], then: Step[Any] | None, into: str | None, connection: Any
 ) -> BatchId[T]:
     """See `Ostler.batch_async`."""
     parts = [*steps]
@@ -148,7 +148,9 @@ def _prepared(
     return [step.without_connection().prepared() for step in steps], callback
 
 
-def _batch_id(app: Ostler, batch: int, jobs: list[int], parts: list[Step[T] | Chain[T]], connection: Any) -> BatchId[T]:
+def _batch_id(
+    app: Storing, batch: int, jobs: list[int], parts: list[Step[T] | Chain[T]], connection: Any
+) -> BatchId[T]:
     guest = connection is not None
     made = [
         JobId[T].of(app, job, chain=isinstance(part, Chain), guest=guest) for job, part in zip(jobs, parts, strict=True)

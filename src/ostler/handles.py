@@ -14,9 +14,9 @@ from ostler import habits
 from ostler.errors import BadArguments, ConfigError, Conflict, JobFailed, JobTimeout, NotFound
 
 if TYPE_CHECKING:
-    from ostler.app import Ostler
     from ostler.jobs.artifacts import Artifact
     from ostler.store.store import Store
+    from ostler.storing import Storing
 
 R_co = TypeVar("R_co", covariant=True)
 Timeout = float | timedelta | None
@@ -33,7 +33,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
     """
 
     _hints = habits.ID
-    _app: Ostler | None = None
+    _app: Storing | None = None
     _is_chain = False
     _is_guest = False  # stored in a transaction of the caller
     _is_listed = False  # of a batch that was found by its number
@@ -42,7 +42,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
     PostgreSQL transaction of your own."""
 
     @classmethod
-    def of(cls, app: Ostler, job: int, *, chain: bool = False, guest: bool = False) -> Self:
+    def of(cls, app: Storing, job: int, *, chain: bool = False, guest: bool = False) -> Self:
         made = cls(job)
         made._app = app
         if chain:
@@ -137,7 +137,7 @@ class JobId(int, habits.Hinting, Generic[R_co]):
             self._known.producer.retry(self._newest())
 
     @property
-    def _known(self) -> Ostler:
+    def _known(self) -> Storing:
         if self._app is None:
             raise ConfigError(
                 f"job {int(self)}: this id has no app (it was copied or pickled); use app.find({int(self)})"
@@ -187,11 +187,11 @@ class BatchId(int, habits.Hinting, Generic[R_co]):
     """The id of a batch: an int with methods to read its jobs and their results."""
 
     _hints = habits.BATCH
-    _app: Ostler | None = None
+    _app: Storing | None = None
     _jobs: Sequence[JobId[Any]] | None = None  # where they are known
 
     @classmethod
-    def of(cls, app: Ostler, batch: int, jobs: Sequence[JobId[R_co]] | None = None) -> Self:
+    def of(cls, app: Storing, batch: int, jobs: Sequence[JobId[R_co]] | None = None) -> Self:
         made = cls(batch)
         made._app, made._jobs = app, jobs
         return made
@@ -290,7 +290,7 @@ class BatchId(int, habits.Hinting, Generic[R_co]):
         return cancelled
 
     @property
-    def _known(self) -> Ostler:
+    def _known(self) -> Storing:
         if self._app is None:
             raise ConfigError(
                 f"batch {int(self)}: this id has no app (it was copied or pickled); use app.find_batch({int(self)})"
@@ -318,7 +318,9 @@ def _jobs(store: Store, batch: int, after: int) -> list[tuple[int, bool]]:
     return store.jobs.of_batch(batch, after, _PAGE)
 
 
-def listed(app: Ostler, status: str | None, task: str | None, queue: str | None, limit: int, before: int | None) -> Any:
+def listed(
+    app: Storing, status: str | None, task: str | None, queue: str | None, limit: int, before: int | None
+) -> Any:
     """See `Ostler.jobs`."""
     if status is not None and status not in typing.get_args(Status):
         raise BadArguments(f"status must be one of {', '.join(typing.get_args(Status))}, found {status!r}")

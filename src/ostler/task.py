@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
 
 from ostler import habits, loading
@@ -200,12 +200,50 @@ class Task(habits.Hinting, Generic[P, R_co]):
 class Declare:
     """What `@app.job(...)` returns: a decorator that keeps the function's types."""
 
-    def __init__(self, app: Ostler, options: dict[str, Any]) -> None:
-        self._app, self._options = app, options
+    def __init__(
+        self,
+        app: Ostler,
+        queue: str,
+        name: str | None,
+        *,
+        options: dict[str, Any],
+        policy: dict[str, Any],
+        env: str | None,
+        cron: tuple[str, str] | None,
+        unknown: Mapping[str, Any],
+    ) -> None:
+        self._app, self._queue, self._name, self._env = app, queue, name, env
+        self._options, self._policy, self._cron, self._unknown = options, policy, cron, unknown
 
     def __call__(self, function: Callable[Concatenate[Job, P], R]) -> Task[P, R]:
-        declared: Task[P, R] = self._app._declare(function, **self._options)  # noqa: SLF001
-        return declared
+        app, queue, name = self._app, self._queue, self._name or function.__name__
+        self._check(name)
+        app._check_queue(queue, name)  # noqa: SLF001
+        described = signature.describe(function)
+        parameters = described.parameters
+        policy = checked(name, self._policy, parameters)
+        row = signature.Row(name=name, queue=queue, **self._options, policy=policy, parameters=parameters)
+        row.models = described.models
+        task: Task[P, R] = Task(app, function, row, described, self._env)
+        app._check_env(queue, self._env, f"job {name!r}", app.pools.get(queue))  # noqa: SLF001
+        app.tasks[name] = task
+        if self._cron is not None:
+            spec, zone = self._cron
+            app.cron(name, spec, task.s(), zone=zone)
+        return task
+
+    def _check(self, name: str) -> None:
+        for option, given in self._unknown.items():
+            hint = habits.option(option, given)
+            raise ConfigError(f"job {name!r}{loading.line()}: @app.job has no option {option!r}{hint}")
+        if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= 200:
+            raise ConfigError(f"{name!r} cannot be a job's name; it needs 1 to 200 printable characters")
+        if name in self._app.tasks:
+            raise ConfigError(f"two jobs are named {name!r}; give one of them another name with @app.job(name=…)")
+        try:
+            check(f"job {name!r}", self._options)
+        except BadArguments as error:
+            raise ConfigError(str(error)) from None
 
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

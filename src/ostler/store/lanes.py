@@ -9,6 +9,7 @@ that slow work never stands in front of quick work:
     glance    quick reads: polls, the live state, one job. Bounded patience
     reader    slow reads: searches, listings, metrics. Bounded patience
     upkeep    recovery and deleting, in short steps. Bounded patience; not synced
+    sessions  the registry's turns, where the app has sessions. Bounded patience; what a crash forgets is told again
 
 Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
 refused and never runs; work that has begun is waited for, because it may have been stored, but no longer than for `_ANSWER` more:
@@ -29,8 +30,11 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
+from ostler.config import Settings
 from ostler.errors import StoreBusy, StoreDoubt, StoreGone
 from ostler.store.store import Store
 
@@ -225,6 +229,50 @@ class Lane:
             self._loop.call_soon_threadsafe(_resolve, future, value, error)
         except RuntimeError:  # the loop has ended: nobody waits any more
             log.debug("lane %s: the loop has ended before an answer", self.name)
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """A node's lanes, one for each purpose. Started and stopped together."""
+
+    turns: Lane
+    records: Lane
+    intake: Lane
+    glance: Lane
+    reader: Lane
+    upkeep: Lane
+    sessions: Lane | None  # where the app has any
+
+    @classmethod
+    def of(cls, settings: Settings, answers: Callable[[str, bool], None], *, sessions: bool) -> Lanes:
+        """Lanes to the node's store, for the running loop. Nothing is opened before the start."""
+        loop, patience = asyncio.get_running_loop(), settings.store_patience
+
+        def lane(name: str, patience: float | None = patience, **how: Any) -> Lane:
+            # It waits for a lock for a second at most: then the lane looks whether it may go on trying.
+            opened = partial(Store.open, settings.store, settings.data_dir, busy_timeout=1.0, **how)
+            return Lane(name, opened, loop, answers, patience, reads=how.get("read_only", False))
+
+        return cls(
+            turns=lane("turns", None, durable=False, cache_mb=16),
+            records=lane("records", None, durable=False),
+            intake=lane("intake", durable=True),
+            glance=lane("glance", read_only=True),
+            reader=lane("reader", read_only=True),
+            upkeep=lane("upkeep", durable=False),
+            sessions=lane("sessions", told_again=True) if sessions else None,
+        )
+
+    def all(self) -> list[Lane]:
+        lanes = [self.turns, self.records, self.intake, self.glance, self.reader, self.upkeep]
+        return lanes if self.sessions is None else [*lanes, self.sessions]
+
+    async def start(self) -> None:
+        for lane in self.all():
+            await lane.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(lane.stop() for lane in self.all()))
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
