@@ -18,8 +18,8 @@ from ostler.plane.call import PATH
 from ostler.plane.calls import Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.forwarding import INNER
+from ostler.plane.front import Front
 from ostler.plane.plan import Forward, Plan
-from ostler.plane.proxy import Front
 from ostler.plane.request import Request
 from ostler.plane.session_forwarding import INNER as INNER_SESSIONS
 from ostler.plane.sessions import PATH as SESSIONS

@@ -9,7 +9,7 @@ from ostler.plane.entry import STATUS_LINES
 from ostler.plane.upstream import Head, Headers
 
 if TYPE_CHECKING:
-    from ostler.plane.proxy import Client
+    from ostler.plane.client import Client
     from ostler.plane.request import Request
 
 

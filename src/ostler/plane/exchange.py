@@ -10,7 +10,7 @@ from ostler.plane.plan import Forward, Refuse, Relay
 from ostler.plane.upstream import HOP, Head, Headers, Link
 
 if TYPE_CHECKING:
-    from ostler.plane.proxy import Client
+    from ostler.plane.client import Client
     from ostler.plane.request import Request
 
 # Never passed on as they are: what is about one connection alone, what frames the body, and what only the plane may say.

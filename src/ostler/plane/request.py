@@ -6,6 +6,9 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
+
+import httptools
 
 from ostler.plane.answer import Answer
 from ostler.plane.entry import error_body, error_headers
@@ -15,7 +18,7 @@ from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
 from ostler.plane.upstream import Headers
 
 if TYPE_CHECKING:
-    from ostler.plane.proxy import Client
+    from ostler.plane.client import Client
 
 log = logging.getLogger("ostler.plane")
 
@@ -82,6 +85,28 @@ class Request:
         if self._first is None:
             self._first = dict(reversed(self.headers))
         return self._first.get(name)
+
+    def read_head(self, parser: httptools.HttpRequestParser) -> None:
+        """Its head is parsed, and `target` and `headers` are whole."""
+        self.method = parser.get_method().decode()
+        self.version = parser.get_http_version()
+        self.keep = self.version == "1.1" and parser.should_keep_alive()
+        self.bodiless = self.method == "HEAD"
+        target = self.target
+        if target.startswith(b"/"):
+            path, _, query = target.partition(b"?")
+            if b"#" in target:
+                path, query = path.partition(b"#")[0], query.partition(b"#")[0]
+        else:
+            url = httptools.parse_url(target)
+            path, query = url.path or b"/", url.query or b""
+        self.path, self.query = path.decode("ascii"), query
+        if "%" in self.path:
+            self.path = unquote(self.path)
+        if parser.should_upgrade():
+            self.protocol = (self.get(b"upgrade") or b"").lower()
+            self.upgrades = self.protocol == b"websocket"
+            self.keep = False
 
     def head_fields(self) -> dict[str, Any]:
         """What its head says, for `repeat`."""
