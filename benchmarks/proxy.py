@@ -82,7 +82,7 @@ def plane(path: str, descriptor: str) -> None:
 
     import uvloop
 
-    from ostler.plane.proxy import Front
+    from ostler.plane.front import Front
     from ostler.plane.plan import Forward
     from ostler.plane.upstream import Upstream
 

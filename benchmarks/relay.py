@@ -24,7 +24,7 @@ from pathlib import Path
 import uvloop
 
 from ostler.plane.access import Access
-from ostler.plane.proxy import Front
+from ostler.plane.front import Front
 from ostler.plane.sessions import Sessions
 
 SIZE = 300

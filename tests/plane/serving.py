@@ -10,7 +10,7 @@ from pathlib import Path
 
 from ostler.plane.entry import loop_factory
 from ostler.plane.plan import Forward, Plan
-from ostler.plane.proxy import Front
+from ostler.plane.front import Front
 from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 

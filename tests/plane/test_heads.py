@@ -9,7 +9,8 @@ from typing import Any
 
 from ostler.plane.heads import Heads
 from ostler.plane.plan import Peek, Plan, Reply
-from ostler.plane.proxy import Client, Front
+from ostler.plane.client import Client
+from ostler.plane.front import Front
 from ostler.plane.request import Request
 from ostler.plane.timers import Timers
 

@@ -15,7 +15,7 @@ from websockets.asyncio.server import Server, ServerConnection, unix_serve
 
 from ostler.plane.access import Access, Token
 from ostler.plane.plan import Plan, Refuse
-from ostler.plane.proxy import Front
+from ostler.plane.front import Front
 from ostler.plane.request import Request
 from ostler.plane.session_forwarding import INNER
 from ostler.plane.sessions import PATH, Sessions

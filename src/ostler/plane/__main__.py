@@ -13,13 +13,13 @@ from typing import Any
 
 from ostler.lifecycle.child import Channel, inherited
 from ostler.lifecycle.wire import Frame
-from ostler.plane import openai
+from ostler.plane import call_routes, openai
 from ostler.plane.call import PATH
 from ostler.plane.calls import Calls
 from ostler.plane.entry import allow_files, loop_factory
 from ostler.plane.forwarding import INNER
+from ostler.plane.front import Front
 from ostler.plane.plan import Forward, Plan
-from ostler.plane.proxy import Front
 from ostler.plane.request import Request
 from ostler.plane.session_forwarding import INNER as INNER_SESSIONS
 from ostler.plane.sessions import PATH as SESSIONS
@@ -44,19 +44,20 @@ class Plane:
         self.channel = Channel(self._heard, self._facts)
         self.calls = Calls(self.channel.send)
         self.sessions = Sessions(self.channel.send, lambda: self.calls.access)
+        self.call_routes = call_routes.Routes(self.calls)
         self.openai = openai.Routes(self.calls)
         self._stop = asyncio.Event()
 
     def route(self, request: Request) -> Plan:
         """What is done with a request."""
         if request.path.startswith(PATH):
-            return self.calls.route(request)
+            return self.call_routes.route(request)
         if request.path.startswith(SESSIONS):
             return self.sessions.route(request)
         if request.path.startswith(INNER_SESSIONS):
             return self.sessions.asked_by_node(request)
         if request.path.startswith(INNER):
-            return self.calls.asked_by_node(request)
+            return self.call_routes.asked_by_node(request)
         if request.path.startswith(openai.PREFIX) and self.openai.has(request.path):
             return self.openai.route(request)
         return self._to_node

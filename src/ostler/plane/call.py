@@ -9,9 +9,10 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from ostler.plane.exchange import OWN
 from ostler.plane.leases import Key, Place, Refusal
 from ostler.plane.plan import Refuse
-from ostler.plane.request import OWN, Request
+from ostler.plane.request import Request
 from ostler.plane.timers import Timer
 
 if TYPE_CHECKING:

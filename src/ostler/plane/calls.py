@@ -1,51 +1,28 @@
-"""Calls, as the plane serves them: which model is meant, a lease, the body to the worker and its answer back, byte for byte."""
+"""Calls, as the plane serves them: a lease, the body to the worker and its answer back, byte for byte."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import math
-import re
 import time
 from collections.abc import Callable
 from typing import Any
-from urllib.parse import parse_qs, unquote
 
 from ostler.calls.model import leads_out
-from ostler.names import no_task
 from ostler.plane.access import Access
-from ostler.plane.call import (
-    PATH,
-    Call,
-    Task,
-    as_text,
-    failure,
-    head_at,
-    is_json,
-    may_be_json,
-    read_text,
-    read_wishes,
-    refused_by,
-    target_at,
-)
-from ostler.plane.forwarding import INNER, Forwarding
+from ostler.plane.call import PATH, Call, Task, failure, head_at, read_wishes, refused_by, target_at
+from ostler.plane.forwarding import Forwarding
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
-from ostler.plane.plan import LATER, Forward, Peek, Plan, Refuse, Serve
-from ostler.plane.records import RUNNING, Records
+from ostler.plane.plan import LATER, Forward, Plan, Refuse, Serve
+from ostler.plane.records import Records
 from ostler.plane.request import Request
 from ostler.plane.timers import Timers
 from ostler.plane.turns import Turns
 from ostler.plane.upstream import Upstream
 
-log = logging.getLogger("ostler.plane")
-
-_PEEK = 65_536  # bytes in which the model's name must be found
 _LONGEST_ID = 200
-_FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _TOLD = 0.5  # seconds between two reports to the node
 _NEWS = 2.0  # seconds in which the node says what became of a worker
-_WITH_BODY = ("POST", "PUT", "PATCH")
 _CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its worker is killed for it, where that is allowed
 
 
@@ -63,7 +40,7 @@ class Calls:
         self.tasks: dict[str, Task] = {}
         self.access: Access | None = None
         self.known = asyncio.Event()  # the node has said what there is
-        self._max_body = 0
+        self.max_body = 0
         self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
         self._components: dict[Place, str] = {}
         self._served: dict[str, int] = {}
@@ -85,7 +62,7 @@ class Calls:
         match frame:
             case ["catalog", dict(told)]:
                 self.access = Access.read(told["access"])
-                self._max_body, self._exclusive = told["max_body"], told["exclusive"]
+                self.max_body, self._exclusive = told["max_body"], told["exclusive"]
                 self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
                 for key, line in self.leases.lines.items():
                     if key[0] in self.tasks:  # what was changed while it runs counts from the next call on
@@ -162,26 +139,9 @@ class Calls:
             self._say("served", self._served)
             self._served = {}
         self.records.report(last=last)
-        self._say("facts", self.facts(), self.turns.holder is not None)
-
-    def facts(self) -> dict[str, Any]:
-        """For health."""
-        now = self._loop.time()
-        found = {}
-        for (task, model), line in self.leases.lines.items():
-            idle = [now - p.idle_since for p in line.places.values() if not p.held]
-            found[f"{task}\n{model}"] = {
-                "in_flight": line.held(),
-                "waiting": line.waits(),
-                "idle_seconds": round(min(idle), 1) if idle and not line.held() else None,
-            }
-        return found
+        self._say("facts", self.leases.facts(self._loop.time()), self.turns.holder is not None)
 
     # ---- a call
-
-    @property
-    def max_body(self) -> int:
-        return self._max_body
 
     def refusal(self, request: Request) -> Refuse | None:
         """Why its client may not call; None when it may."""
@@ -190,75 +150,8 @@ class Calls:
         why = self.access.refusal(request.method, request.path, request.query, request.headers, request.peer)
         return None if why is None else Refuse(why.status, why.code, why.message)
 
-    def begin(self, request: Request, task: Task, model: str) -> Plan:
-        """Call that model."""
-        return self._begin(request, task, model)
-
-    def route(self, request: Request) -> Plan:
-        """What is done with a request for a call."""
-        seen = request.seen
-        if seen is None:
-            return self._meant(request)
-        access, peer, plan = seen.memo or (None, None, None)
-        if access is None or access is not self.access or peer != request.peer:
-            plan = self._meant(request)
-            seen.memo = (self.access, request.peer, plan) if isinstance(plan, Peek) else None
-        # As in `Request.go`: the body is here.
-        return plan.then(request) if isinstance(plan, Peek) else plan
-
-    def asked_by_node(self, request: Request) -> Plan:
-        """Another node asks for a place."""
-        if why := self.refusal(request):
-            return why
-        given = parse_qs(request.query.decode("latin-1"))
-        task, model = unquote(request.path[len(INNER) :]), given.get("model", [""])[0]
-        return self.forwarding.route(request, task, model, starts=given.get("starts") == ["1"])
-
-    def _meant(self, request: Request) -> Plan:
-        """What its head asks for. A Peek says that it may, and which task is meant."""
-        if why := self.refusal(request):
-            return why
-        if request.method != "POST" and (plan := self.records.route(request, request.path[len(PATH) :])):
-            return plan
-        name = unquote(request.path[len(PATH) :])
-        name, inside, _ = name.partition("/")
-        if request.method != "POST" and not inside:
-            return Refuse(
-                405, "METHOD_NOT_ALLOWED", "use POST to call, and DELETE to cancel", {"allow": "DELETE, POST"}
-            )
-        task = self.tasks.get(name)
-        if task is None and name == RUNNING:
-            return Refuse(405, "METHOD_NOT_ALLOWED", f"{request.path} takes GET", {"allow": "GET"})
-        if task is None or (inside and not task.is_server):
-            return Refuse(404, "UNKNOWN_TASK", no_task(name, self.tasks, where=" to call"))
-        given = parse_qs(request.query.decode("latin-1"))
-        named = given.get("model", [None])[0] or as_text(request.get(b"x-ostler-model"))
-        if task.is_server and named is None and task.default is not None:
-            named = task.default  # what its body names is the server's own business
-        if named is None and may_be_json(request) and request.method in _WITH_BODY:
-            return Peek(lambda r: self._peeked(r, task), _PEEK)
-        return self._begin(request, task, named or task.default)
-
-    def _peeked(self, request: Request, task: Task) -> Plan:
-        """The first bytes of a JSON body are here."""
-        body = request.begun()
-        if found := _FIRST.match(body):
-            return self._begin(request, task, read_text(found[1]))
-        if not request.is_whole:
-            if task.default is not None:
-                return self._begin(request, task, task.default)
-            message = f'"model" must be the first key of a large body, or be given as ?model= ; {task.name} has several models'
-            return Refuse(400, "NO_MODEL", message)
-        try:
-            told = json.loads(body)
-        except (ValueError, RecursionError) as error:
-            if not is_json(request):
-                return self._begin(request, task, task.default)
-            return Refuse(400, "BAD_JSON", f"the body is not JSON: {error}")
-        named = told.get("model") if isinstance(told, dict) else None
-        return self._begin(request, task, task.default if named is None else named)
-
-    def _begin(self, request: Request, task: Task, model: Any) -> Plan:
+    def begin(self, request: Request, task: Task, model: Any) -> Plan:
+        """Call that model; None: the client has named none, and there are several."""
         if model is None:
             known = ", ".join(sorted(task.models)) or "any"
             return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known: {known}')
@@ -386,7 +279,7 @@ class Calls:
                 head_at(request, call),
                 failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
                 ended=lambda _, how: self._ended(call, how),
-                max_body=self._max_body,
+                max_body=self.max_body,
             )
         head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
         head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
@@ -398,7 +291,7 @@ class Calls:
             b"".join(head),
             failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
             ended=lambda _, how: self._ended(call, how),
-            max_body=self._max_body,
+            max_body=self.max_body,
             lingers=True,
             left=(lambda _: self._impatient(call)) if call.kills else None,
         )

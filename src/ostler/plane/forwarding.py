@@ -16,9 +16,10 @@ from urllib.parse import quote, urlsplit
 from ostler.calls.placing import There, Way, choose
 from ostler.plane.access import BY
 from ostler.plane.ask import BadUpstream, ask
+from ostler.plane.exchange import OWN
 from ostler.plane.leases import Key, Place
 from ostler.plane.plan import LATER, Forward, Plan, Refuse, Reply
-from ostler.plane.request import OWN, Request
+from ostler.plane.request import Request
 from ostler.plane.upstream import Upstream
 
 if TYPE_CHECKING:

@@ -331,6 +331,18 @@ class Leases:
         room = max(1, sum(place.room for place in line.places.values()))
         return max(1.0, math.ceil((line.waits() + 1) * (line.seconds or 1.0) / room))
 
+    def facts(self, now: float) -> dict[str, Any]:
+        """For health."""
+        found = {}
+        for (task, model), line in self.lines.items():
+            idle = [now - p.idle_since for p in line.places.values() if not p.held]
+            found[f"{task}\n{model}"] = {
+                "in_flight": line.held(),
+                "waiting": line.waits(),
+                "idle_seconds": round(min(idle), 1) if idle and not line.held() else None,
+            }
+        return found
+
 
 def _free(line: Line) -> Place | None:
     """A place with room: the fullest that has some, so that the others become idle."""

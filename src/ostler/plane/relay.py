@@ -14,9 +14,10 @@ from urllib.parse import parse_qsl, quote, urlencode
 from ostler.config import PRIORITIES
 from ostler.plane.access import BY, COOKIE, OWNER, SESSIONS, Caller, host_name
 from ostler.plane.entry import error_headers
+from ostler.plane.exchange import OWN
 from ostler.plane.plan import Reply
-from ostler.plane.request import HELD, OWN, Request
-from ostler.plane.upstream import TCP, Head
+from ostler.plane.request import HELD, Request
+from ostler.plane.upstream import TCP
 from ostler.sessions.slots import Group
 
 if TYPE_CHECKING:
@@ -154,15 +155,6 @@ def client_version(agent: str, group: Group) -> str | None:
         if found := re.search(rf"(?:^|\s){re.escape(product)}/(\d{{1,9}}(?:\.\d{{1,9}}){{0,5}})", agent):
             return found[1]
     return None
-
-
-def switching(head: Head, session: str = "") -> bytes:
-    """The worker's 101, for the client. Without a session: another node's, which names it."""
-    lines = [b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ", head.upgrade, b"\r\n"]
-    lines += [part for name, value in head.headers for part in (name, b": ", value, b"\r\n")]
-    if session:
-        lines += [SESSION, b": ", session.encode(), b"\r\n"]
-    return b"".join([*lines, b"\r\n"])
 
 
 def switching_raw(request: Request, session: str) -> bytes:

@@ -14,8 +14,9 @@ import secrets
 from typing import TYPE_CHECKING, Any
 
 from ostler.plane.ahead import Ahead
+from ostler.plane.answer import switching
 from ostler.plane.plan import LATER, Plan, Relay
-from ostler.plane.relay import Early, Wish, dial, refuse, switching, switching_raw
+from ostler.plane.relay import SESSION, Early, Wish, dial, refuse, switching_raw
 from ostler.plane.request import Request
 from ostler.plane.upstream import Head, Link, Upstream
 from ostler.sessions.bridge import Bridge
@@ -176,7 +177,7 @@ class Session:
             request.go(self.dial())
         else:
             head, transport, rest = ahead.take()
-            self._join(request, transport, switching(head, self.id), rest)
+            self._join(request, transport, switching(head, [(SESSION, self.id.encode())]), rest)
 
     def declined(self, code: str, text: str, seconds: float | None) -> None:
         """The node says no: this worker is of no use, or the registry is not to be had."""
@@ -318,7 +319,7 @@ class Session:
     # ---- live
 
     def _switched(self, request: Request, head: Head, link: Link, rest: bytes) -> None:
-        self._join(request, link.hand_over(), switching(head, self.id), rest)
+        self._join(request, link.hand_over(), switching(head, [(SESSION, self.id.encode())]), rest)
 
     def _join(self, request: Request, worker: asyncio.Transport, head: bytes, early: bytes | Early) -> None:
         """Both have agreed: the two connections are one from now on."""

@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
 from ostler.plane.access import BY
+from ostler.plane.answer import switching
 from ostler.plane.ask import BadUpstream, ask
 from ostler.plane.forwarding import address
 from ostler.plane.plan import LATER, Plan, Refuse, Relay, Reply
-from ostler.plane.relay import LEASE, switching
+from ostler.plane.relay import LEASE
 from ostler.plane.request import Request
 from ostler.plane.upstream import Head, Link, Upstream
 from ostler.sessions.selection import Worker, matches

@@ -1,27 +1,24 @@
-"""The clients' side of the data plane: one object per connection, driven by callbacks alone."""
+"""A client's connection to the data plane: its requests are parsed and answered one after another, in callbacks alone."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import select
 import socket
 import struct
 from collections import deque
-from collections.abc import Callable
-from urllib.parse import unquote
+from typing import TYPE_CHECKING
 
 import httptools
 
 from ostler.plane.access import tell
 from ostler.plane.entry import MAX_HEADERS, MAX_URL, Entry
-from ostler.plane.heads import Heads
 from ostler.plane.peers import Peers
-from ostler.plane.plan import Plan
 from ostler.plane.request import HELD, Request
 from ostler.plane.upstream import Link, write_now
 
-log = logging.getLogger("ostler.plane")
+if TYPE_CHECKING:
+    from ostler.plane.front import Front
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
 _FRAMING = frozenset({b"transfer-encoding", b"expect"})
@@ -29,11 +26,9 @@ _FIRST = 1.0  # seconds that a connection gets for its first request when the pl
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
-Route = Callable[[Request], Plan]
-
 
 class Client(Entry, asyncio.Protocol):
-    """One client's connection: parses requests, and has them answered one after another."""
+    """One client's connection."""
 
     peers = Peers()
 
@@ -203,26 +198,7 @@ class Client(Entry, asyncio.Protocol):
         self.head_ends(len(self._line))
         request = self._coming
         assert request is not None
-        parser = self._parser
-        request.method = parser.get_method().decode()
-        request.version = parser.get_http_version()
-        request.keep = request.version == "1.1" and parser.should_keep_alive()
-        request.bodiless = request.method == "HEAD"
-        target = request.target
-        if target.startswith(b"/"):
-            path, _, query = target.partition(b"?")
-            if b"#" in target:
-                path, query = path.partition(b"#")[0], query.partition(b"#")[0]
-        else:
-            url = httptools.parse_url(target)
-            path, query = url.path or b"/", url.query or b""
-        request.path, request.query = path.decode("ascii"), query
-        if "%" in request.path:
-            request.path = unquote(request.path)
-        if parser.should_upgrade():
-            request.protocol = (request.get(b"upgrade") or b"").lower()
-            request.upgrades = request.protocol == b"websocket"
-            request.keep = False
+        request.read_head(self._parser)
         if not request.chunked and not request.length:
             request.length, request.is_whole = 0, True
             self.body_ends()
@@ -433,47 +409,3 @@ class Client(Entry, asyncio.Protocol):
                 self._glancing = None
             if not self.transport.is_closing():
                 self.transport.resume_reading()
-
-
-class Front:
-    """Takes connections from a listening socket and asks `route` what is to be done with each request."""
-
-    def __init__(self, sock: socket.socket, route: Route, *, files: Callable[[], int] = lambda: 0) -> None:
-        self.route = route
-        self.clients: set[Client] = set()
-        self.heads = Heads()
-        self.is_closing = False
-        self._sock, self._more_files = sock, files
-        self._server: asyncio.Server | None = None
-        self._empty: asyncio.Event | None = None
-
-    def files(self) -> int:
-        """Open files: clients, and what is open on their behalf."""
-        return len(self.clients) + self._more_files()
-
-    async def start(self) -> None:
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: Client(self), sock=self._sock, backlog=1024
-        )
-
-    async def stop(self) -> None:
-        """Take nothing new, answer what was asked, and return when the last client is gone. The socket stays open for others."""
-        self.is_closing = True
-        server, self._server = self._server, None
-        if server is not None:
-            server.close()
-        for client in [*self.clients]:
-            client.close_if_idle()
-        self._empty = asyncio.Event()
-        if self.clients:
-            await self._empty.wait()
-
-    def abort(self, *, sessions: bool = False) -> None:
-        """End all that is left; `sessions`: those, too."""
-        for client in [*self.clients]:
-            if sessions or not client.is_relayed:
-                client.transport.abort()
-
-    def left(self) -> None:
-        if self._empty is not None and not self.clients:
-            self._empty.set()
