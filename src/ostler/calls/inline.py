@@ -15,9 +15,11 @@ from typing import Any
 
 from ostler.calls import answer
 from ostler.calls.batching import Batching
+from ostler.calls.connection import Connection, HungUp
 from ostler.calls.current import Batch, Call, running
+from ostler.calls.guests import TIRED, Guest
 from ostler.calls.request import BadRequest, Request
-from ostler.calls.serving import Connection, HungUp, Service, show
+from ostler.calls.serving import Service, show
 
 
 def infer(
@@ -98,6 +100,7 @@ class Inline:
         self._arrived: deque[Connection] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[Connection, Request, Call]] = deque()
+        self._guests: list[Guest] = []
         self._batching = Batching(batch, wait)
 
     # ---- from other threads
@@ -110,6 +113,10 @@ class Inline:
         """Have something done on the main thread between two calls."""
         self._errands.append(work)
         self.wake()
+
+    def part(self) -> None:
+        """Guests are wanted back: they leave when they are answered."""
+        self.errand(lambda: self._see_to_guests(time.monotonic()))
 
     def wake(self) -> None:
         try:  # noqa: SIM105
@@ -135,12 +142,21 @@ class Inline:
             if self._waiting:
                 self._gather()
                 self._run_batch()
+            if self._guests:
+                self._see_to_guests(time.monotonic())
+
+    def _see_to_guests(self, now: float) -> None:
+        """Those that are wanted back or ask nothing leave; nobody is sent away in the middle of a call."""
+        for guest in [*self._guests]:
+            goes = guest.is_tired(now) or guest.leaves or self._service.draining or self._service.state != "ready"
+            if goes and guest.call is None and guest.out is None:
+                self._close(guest)
 
     def _patience(self) -> float | None:
         if self._waiting:
             return 0
         if not self._service.draining:
-            return None
+            return TIRED if self._guests else None
         return 0.2 if self._unfinished() else 0
 
     def _unfinished(self) -> bool:
@@ -154,6 +170,8 @@ class Inline:
             connection = self._arrived.popleft()
             self._connections[connection.socket.fileno()] = connection
             self._epoll.register(connection.socket, select.EPOLLIN)
+            if isinstance(connection, Guest):
+                self._guests.append(connection)
             request, connection.whole = connection.whole, None
             if request is not None:
                 self._take(connection, request)
@@ -211,6 +229,7 @@ class Inline:
             self._epoll.modify(connection.socket, select.EPOLLIN)
         connection.last = not call.keep
         if made is not None:
+            connection.answers(made)
             self._write(connection, memoryview(made))
         self._next(connection)
 
@@ -218,7 +237,8 @@ class Inline:
         """After an answer: close, or look for a request that came together with the last one."""
         if connection.out is not None:
             return
-        if connection.last:
+        connection.answered()
+        if connection.last or connection.leaves:
             raise HungUp
         if connection.reader.begun and connection.reader.head is None:
             request = connection.reader.feed(b"")
@@ -251,6 +271,8 @@ class Inline:
     def _forget(self, connection: Connection) -> None:
         self._connections.pop(connection.socket.fileno(), None)
         self._epoll.unregister(connection.socket)
+        if connection.is_guest:
+            self._guests.remove(connection)  # type: ignore[arg-type]
 
     def _close(self, connection: Connection) -> None:
         self._forget(connection)

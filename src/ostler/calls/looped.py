@@ -9,10 +9,11 @@ from typing import Any
 
 from ostler.calls import answer
 from ostler.calls.batching import Batching
+from ostler.calls.connection import Connection, HungUp
 from ostler.calls.current import Batch, Call, running
 from ostler.calls.inline import paired, settled
 from ostler.calls.request import BadRequest, Request
-from ostler.calls.serving import Connection, HungUp, Service, show
+from ostler.calls.serving import Service, show
 
 _LINGER = 5.0
 

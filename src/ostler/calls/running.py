@@ -107,7 +107,7 @@ class Running:
         self._mode = mode = self._chosen()
         self._listen_for_speech(kind)
         self.service.state, self.service.progress = "ready", 1.0
-        self.service.adopt = mode.adopt
+        self.service.adopt, self.service.part = mode.adopt, getattr(mode, "part", None)
         self.channel.send("ready", self._info())
         try:
             mode.serve()

@@ -20,87 +20,16 @@ from collections.abc import Callable
 from itertools import count
 from typing import Any
 
-from ostler.calls import answer
+from ostler.calls import answer, guests
 from ostler.calls.body import payload_of
+from ostler.calls.connection import AT_ONCE, Connection, HungUp
 from ostler.calls.current import Call
-from ostler.calls.request import BadRequest, Reader, Request
+from ostler.calls.request import BadRequest, Request
 from ostler.lifecycle import child
 
-_AT_ONCE = 65_536  # bytes of one read; a larger block would be mapped and unmapped for each, which costs more than a small call
 _SPARE = 64  # connections beside those that carry calls
 _LINGER = 5.0  # seconds for which the rest of a refused request is read
 _ID = re.compile(r"[\x21-\x7e]{1,200}")
-
-
-class HungUp(Exception):
-    """The other side has closed the connection."""
-
-
-class Connection:
-    """One connection. It belongs to the door until it is handed over (`lent`); `call` is the call that it carries now."""
-
-    __slots__ = ("call", "cancel", "gone", "last", "lent", "muted", "out", "reader", "refused", "socket", "whole")
-
-    def __init__(self, accepted: socket.socket, max_body: int) -> None:
-        self.socket = accepted
-        self.reader = Reader(max_body)
-        self.lent = False
-        self.call: Call | None = None
-        self.gone = False  # the caller has hung up
-        self.cancel: Callable[[], None] | None = None  # where a flag alone would not be seen
-        self.whole: Request | None = None  # the request with which it is handed over
-        self.out: memoryview | None = None  # of an answer that has not been written in full
-        self.muted = False  # it is not read while its call waits
-        self.last = False  # it is closed after that answer
-        self.refused: float | None = None  # since when what comes is thrown away
-
-    def receive(self) -> Request | None:
-        """Read once; a request if it is whole now. Raises HungUp, BadRequest, BlockingIOError."""
-        room = self.reader.room
-        try:
-            if room is None:
-                data = self.socket.recv(_AT_ONCE)
-                if not data:
-                    raise HungUp
-                request = self.reader.feed(data)
-            else:
-                size = self.socket.recv_into(room)
-                if not size:
-                    raise HungUp
-                request = self.reader.filled(size)
-        except ConnectionError:
-            raise HungUp from None
-        except MemoryError:
-            raise BadRequest(507, "OUT_OF_MEMORY", "not enough memory for the body of this request") from None
-        head = self.reader.head
-        if head is not None and head.expects:
-            head.expects = False
-            self.send(answer.CONTINUE)
-        return request
-
-    def send(self, data: bytes | memoryview) -> None:
-        """Write it all, however slowly the caller reads: this is the backpressure of a stream. Raises HungUp."""
-        rest = memoryview(data)
-        while rest:
-            try:
-                rest = rest[self.socket.send(rest) :]
-            except BlockingIOError:
-                poll = select.poll()
-                poll.register(self.socket, select.POLLOUT)
-                poll.poll()
-            except OSError:
-                raise HungUp from None
-
-    def hung_up(self) -> bool:
-        """Whether the caller has closed it, or its half: who sends no more on a kept connection wants no answer any more. The plane
-        then waits for our half, and so knows when the worker is free.
-        """
-        poll = select.poll()
-        try:
-            poll.register(self.socket, select.POLLRDHUP)
-            return any(events & (select.POLLHUP | select.POLLRDHUP) for _, events in poll.poll(0))
-        except (OSError, ValueError):
-            return False  # closed on our side
 
 
 class Service:
@@ -114,6 +43,9 @@ class Service:
         self.draining = False
         self.door: Door | None = None
         self.adopt: Callable[[Connection], None] | None = None  # the model's own thread takes a connection
+        self.part: Callable[[], None] | None = (
+            None  # … and lets those go that are wanted back; None: it takes no guests
+        )
         self.stop: Callable[[], None] = lambda: None
         self.writer = answer.Writer(model_id, max_body)
         self.speeches: dict[str, Any] = {"/infer": None}  # the paths of calls; OpenAI's where the model speaks them
@@ -318,11 +250,17 @@ class Door(threading.Thread):
             return
         try:
             if connection.refused is not None:
-                if not connection.socket.recv(_AT_ONCE):
+                if not connection.socket.recv(AT_ONCE):
                     self.close(connection)
+                return
+            if isinstance(connection, guests.Channel):
+                self._welcome(connection)
                 return
             request = connection.receive()
             while request is not None and request.path not in self._service.speeches:
+                if request.path == guests.PATH and self._service.part is not None:
+                    self._open(connection)
+                    return
                 reply = self._service.route(request)
                 if connection.socket.send(reply) < len(reply):
                     raise HungUp  # it asks and asks, and reads nothing
@@ -337,6 +275,33 @@ class Door(threading.Thread):
             self.refuse(connection, answer.error(error.status, error.code, str(error), keep=False))
         except (HungUp, OSError):
             self.close(connection)
+
+    def _open(self, connection: Connection) -> None:
+        """The plane asks for a channel for guests."""
+        self.connections[connection.socket.fileno()] = guests.Channel(connection.socket)
+        connection.socket.send(guests.WELCOME)
+
+    def _welcome(self, channel: guests.Channel) -> None:
+        """Guests come to stay with the model's own thread, or are wanted back. They leave with the channel."""
+        try:
+            heard = channel.hear()
+        except BlockingIOError:
+            return
+        except (HungUp, OSError):
+            left, channel.guests = channel.guests, {}
+            for alone in left.values():
+                alone.leaves = True
+            self.close(channel)
+            heard = [None] if left else []
+        for guest in heard:
+            if guest is None or self._service.adopt is None:
+                assert self._service.part is not None
+                self._service.part()
+                continue
+            guest.lent = True
+            self.connections[guest.socket.fileno()] = guest
+            self._epoll.register(guest.socket, select.EPOLLET | select.EPOLLRDHUP)
+            self._service.adopt(guest)
 
     def _pass_on(self, connection: Connection, request: Request | None) -> None:
         """A call goes to the model's own thread as soon as its head is there."""
@@ -370,5 +335,8 @@ class Door(threading.Thread):
     def close(self, connection: Connection) -> None:
         """From the thread that it belongs to."""
         self.connections.pop(connection.socket.fileno(), None)
+        if connection.is_guest:  # the plane has it open, too: closing alone would not end the watch
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(connection.socket)
         connection.call = None
-        connection.socket.close()
+        connection.close()

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from ostler.calls import answer
+from ostler.calls.connection import Connection, HungUp
 from ostler.calls.inline import infer
 from ostler.calls.request import BadRequest, Request
-from ostler.calls.serving import Connection, HungUp, Service
+from ostler.calls.serving import Service
 
 
 class Threads:

@@ -9,8 +9,9 @@ import re
 import time
 from typing import TYPE_CHECKING, Any
 
+from ostler.calls.model import leads_out
 from ostler.plane.exchange import OWN
-from ostler.plane.leases import Key, Place, Refusal
+from ostler.plane.leases import Key, Line, Place, Refusal, Terms
 from ostler.plane.plan import Refuse
 from ostler.plane.request import Request
 from ostler.plane.timers import Timer
@@ -19,10 +20,12 @@ if TYPE_CHECKING:
     from ostler.plane.calls import Calls
 
 PATH = "/api/v1/calls/"
+_LONGEST_ID = 200
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _DURATION = re.compile(r"(-?\d+(?:\.\d+)?)(ms|s|m|h)?")
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, None: 1.0}
 _JSON = b"application/json"
+FOR_WORKERS = (b"content-type", b"accept", b"content-encoding")
 _NOT_FOR_SERVERS = OWN | {b"authorization", b"cookie", b"host", b"expect", b"x-request-id"}
 
 
@@ -47,10 +50,40 @@ class Task:
         """The terms of one of its models."""
         return self.models.get(model, self.common)
 
+    def terms(self, model: str) -> Terms:
+        """… as the leases have them."""
+        told = self.told(model)
+        return Terms(told["room"], told["workers"], told["queue"], told["idle"], told["pinned"], gpu=told["gpu"])
+
     @property
     def default(self) -> str | None:
         """The model that is meant where none is named."""
         return next(iter(self.models)) if len(self.models) == 1 else None
+
+    def refusal(self, model: Any, lines: dict[Key, Line]) -> Refuse | None:
+        """Why this model cannot be called; None when it can. `lines`: of all models that were called lately; where there may be no more of
+        this task, one that is idle makes room.
+        """
+        if not isinstance(model, str) or not 0 < len(model) <= _LONGEST_ID or not model.isprintable():
+            return Refuse(400, "BAD_MODEL", f"a model id has 1 to {_LONGEST_ID} printable characters")
+        if model in self.models:
+            return None
+        if not self.any_model:
+            known = ", ".join(sorted(self.models))
+            return Refuse(404, "UNKNOWN_MODEL", f"{self.name} has no model {model[:80]!r}; known: {known}")
+        if leads_out(model):
+            return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leaves its directory")
+        if (self.name, model) in lines:
+            return None
+        own = [line for key, line in lines.items() if key[0] == self.name and key[1] not in self.models]
+        if len(own) < self.max_models:
+            return None
+        for line in sorted(own, key=lambda line: line.used_at):
+            if line.idle():
+                del lines[line.key]
+                return None
+        message = f"{self.name} may have {self.max_models} models at once, and all of them are in use; try again later"
+        return Refuse(503, "TOO_MANY_MODELS", message, {"retry-after": "5"})
 
 
 class Call:
@@ -71,6 +104,11 @@ class Call:
         self.target: bytes | None = None  # at a server: the path and query that it gets
         self.came, self.sent = time.monotonic(), 0.0  # for its record: the loop's clock has milliseconds
         self.verdict = ""  # why its worker was told to stop: deadline, or cancelled by an operator
+
+    @property
+    def name(self) -> str:
+        """Its id, as others have it."""
+        return self.id.decode("latin-1")
 
     def granted(self, place: Place) -> None:
         self.request.go(self._calls.forward(self, place))
@@ -112,10 +150,9 @@ def read_wishes(call: Call, task: Task) -> Refuse | None:
     return None
 
 
-def failure(status: int, code: str, message: str, call: Call) -> Refuse:
-    # It may have run: OpenAI's clients, which repeat what fails, are told not to.
-    named = {"x-ostler-request-id": call.id.decode("latin-1"), "x-should-retry": "false"}
-    return Refuse(status, code, message, named)
+def failure(status: int, code: str, message: str, name: str) -> Refuse:
+    """The end of the call of that id, which may have run: OpenAI's clients, which repeat what fails, are told not to."""
+    return Refuse(status, code, message, {"x-ostler-request-id": name, "x-should-retry": "false"})
 
 
 def refused_by(why: Refusal, call: Call) -> Refuse:
@@ -147,6 +184,16 @@ def head_at(request: Request, call: Call) -> bytes:
         if name not in _NOT_FOR_SERVERS and not name.startswith(b"x-ostler-"):
             out += (name, b": ", value, b"\r\n")
     return b"".join(out)
+
+
+def head_for_worker(request: Request, call: Call, seconds: float) -> bytes:
+    """What the worker of a class is told with a call that has so many seconds left."""
+    head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
+    head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int(seconds * 1000)),)
+    for name in FOR_WORKERS:
+        if (value := request.get(name)) is not None:
+            head += (name, b": ", value, b"\r\n")
+    return b"".join(head)
 
 
 def read_text(quoted: bytes) -> str | None:

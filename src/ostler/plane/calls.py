@@ -8,11 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ostler.calls.model import leads_out
 from ostler.plane.access import Access
-from ostler.plane.call import PATH, Call, Task, failure, head_at, read_wishes, refused_by, target_at
+from ostler.plane.call import PATH, Call, Task, failure, head_at, head_for_worker, read_wishes, refused_by, target_at
 from ostler.plane.forwarding import Forwarding
 from ostler.plane.leases import Key, Leases, Place, Refusal, Terms
+from ostler.plane.lending import Lender
 from ostler.plane.plan import LATER, Forward, Plan, Refuse, Serve
 from ostler.plane.records import Records
 from ostler.plane.request import Request
@@ -20,7 +20,6 @@ from ostler.plane.timers import Timers
 from ostler.plane.turns import Turns
 from ostler.plane.upstream import Upstream
 
-_LONGEST_ID = 200
 _TOLD = 0.5  # seconds between two reports to the node
 _NEWS = 2.0  # seconds in which the node says what became of a worker
 _CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its worker is killed for it, where that is allowed
@@ -35,6 +34,7 @@ class Calls:
         self.leases = Leases(say)
         self.turns = Turns()
         self.forwarding = Forwarding(self)
+        self.lender = Lender(self)
         self._exclusive = False
         self._timers = Timers()
         self.tasks: dict[str, Task] = {}
@@ -44,6 +44,7 @@ class Calls:
         self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
         self._components: dict[Place, str] = {}
         self._served: dict[str, int] = {}
+        self._freeing: set[Place] = set()  # asked to be evicted, and held by guests alone
         self._ticking: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._reporting: asyncio.TimerHandle | None = None
@@ -54,6 +55,7 @@ class Calls:
             self._report_soon,
             dead=lambda key, generation: (key, generation) in self._tails,
             leave=self._left,
+            lent=self.lender,
         )
 
     # ---- what the node says
@@ -66,7 +68,8 @@ class Calls:
                 self.tasks = {name: Task(name, task) for name, task in told["tasks"].items()}
                 for key, line in self.leases.lines.items():
                     if key[0] in self.tasks:  # what was changed while it runs counts from the next call on
-                        self.leases.change(line, self._terms(key))
+                        self.leases.change(line, self.tasks[key[0]].terms(key[1]))
+                self.lender.recall_all()
                 self.known.set()
             case ["up", task, model, replica, generation, socket, component]:
                 self._up((task, model), replica, generation, socket, component)
@@ -77,15 +80,14 @@ class Calls:
             case ["close", task, model, replica, generation]:
                 self._close((task, model), replica, generation)
             case ["evict", task, model, replica, generation]:
-                answer = "freed" if self.leases.evict((task, model), replica, generation) else "kept"
-                self._say(answer, task, model, replica, generation)
+                self._evict((task, model), replica, generation)
             case ["peers", dict(told)]:
                 self.forwarding.told(told)
         self._look()
 
     def _up(self, key: Key, replica: int, generation: int, socket: str, component: str) -> None:
         upstream = self._upstreams[key, replica, generation] = Upstream(socket)
-        self.leases.line(key, self._terms(key))
+        self.leases.line(key, self.tasks[key[0]].terms(key[1]))
         self.leases.up(key, replica, generation, upstream, self._loop.time())
         if place := self.leases.lines[key].places.get(replica):
             self._components[place] = component
@@ -97,6 +99,8 @@ class Calls:
         place = self.leases.down(key, replica, generation, self._loop.time())
         if place is not None:
             self._components.pop(place, None)
+            self._freeing.discard(place)
+            self.lender.forget(place)
         if upstream := self._upstreams.pop((key, replica, generation), None):
             upstream.close()
 
@@ -111,6 +115,20 @@ class Calls:
     def _close(self, key: Key, replica: int, generation: int) -> None:
         if self.leases.close(key, replica, generation):
             self._say("closed", *key, replica, generation)
+        else:
+            self.lender.recall(key)
+
+    def _evict(self, key: Key, replica: int, generation: int) -> None:
+        line = self.leases.lines.get(key)
+        place = None if line is None else line.places.get(replica)
+        if place is not None and place.generation == generation and self.lender.rests_in(place):
+            # Only guests between two calls are in it: it is free as soon as they are back.
+            self.leases.close(key, replica, generation)
+            self._freeing.add(place)
+            self.lender.recall(key)
+            return
+        freed = self.leases.evict(key, replica, generation)
+        self._say("freed" if freed else "kept", *key, replica, generation)
 
     # ---- the clock
 
@@ -155,13 +173,11 @@ class Calls:
         if model is None:
             known = ", ".join(sorted(task.models)) or "any"
             return Refuse(400, "NO_MODEL", f'{task.name} has several models: name one with "model"; known: {known}')
-        if not isinstance(model, str) or not 0 < len(model) <= _LONGEST_ID or not model.isprintable():
-            return Refuse(400, "BAD_MODEL", f"a model id has 1 to {_LONGEST_ID} printable characters")
-        key = (task.name, model)
-        if model not in task.models and (why := self._unlisted(task, model)):
+        if why := task.refusal(model, self.leases.lines):
             return why
+        key = (task.name, model)
         line = self.leases.lines.get(key)
-        terms = self._terms(key) if line is None else line.terms
+        terms = task.terms(model) if line is None else line.terms
         call = Call(self, request, key, self._loop.time())
         if task.path is not None:
             call.target = target_at(request, task.path) if request.path.startswith(PATH) else request.target
@@ -227,6 +243,7 @@ class Calls:
             self.records.refused(call, found)
             return refused_by(found, call)
         self.records.begin(call)
+        self.lender.recall(call.key)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
         self._look_by(call.deadline)
@@ -239,29 +256,6 @@ class Calls:
         self.turns.over(call)
         self.records.left(call)
         self._report_soon()
-
-    def _unlisted(self, task: Task, model: str) -> Refuse | None:
-        known = ", ".join(sorted(task.models))
-        if not task.any_model:
-            return Refuse(404, "UNKNOWN_MODEL", f"{task.name} has no model {model[:80]!r}; known: {known}")
-        if leads_out(model):
-            return Refuse(400, "BAD_MODEL", f"the model id {model[:80]!r} is a path that leaves its directory")
-        if (task.name, model) in self.leases.lines:
-            return None
-        lines = [line for key, line in self.leases.lines.items() if key[0] == task.name and key[1] not in task.models]
-        if len(lines) < task.max_models:
-            return None
-        for line in sorted(lines, key=lambda line: line.used_at):
-            if line.idle():
-                del self.leases.lines[line.key]
-                return None
-        message = f"{task.name} may have {task.max_models} models at once, and all of them are in use; try again later"
-        return Refuse(503, "TOO_MANY_MODELS", message, {"retry-after": "5"})
-
-    def _terms(self, key: Key) -> Terms:
-        task = self.tasks[key[0]]
-        told = task.told(key[1])
-        return Terms(told["room"], told["workers"], told["queue"], told["idle"], told["pinned"], gpu=told["gpu"])
 
     # ---- in the worker
 
@@ -281,14 +275,9 @@ class Calls:
                 ended=lambda _, how: self._ended(call, how),
                 max_body=self.max_body,
             )
-        head = [b"POST ", request.inner, b" HTTP/1.1\r\nhost: worker\r\nx-ostler-request-id: ", call.id]
-        head += (b"\r\nx-ostler-deadline-ms: %d\r\n" % max(1, int((until - now) * 1000)),)
-        for name in (b"content-type", b"accept", b"content-encoding"):
-            if (value := request.get(name)) is not None:
-                head += (name, b": ", value, b"\r\n")
         return Forward(
             place.upstream,
-            b"".join(head),
+            head_for_worker(request, call, until - now),
             failed=lambda _, reason, sent: self._failed(call, reason, sent=sent),
             ended=lambda _, how: self._ended(call, how),
             max_body=self.max_body,
@@ -320,40 +309,61 @@ class Calls:
         assert place is not None
         now = self._loop.time()
         self.turns.over(call)
-        self.leases.done(place, now, now - call.sent_at if answered else None)
-        line = place.line
+        self.vacate(place, now - call.sent_at if answered else None)
+        if answered:
+            self.count(place, 1)
+        return place
+
+    def vacate(self, place: Place, seconds: float | None = None) -> None:
+        """What held the place is over; `seconds` where it was a call that was answered."""
+        now, line = self._loop.time(), place.line
+        self.leases.done(place, now, seconds)
         if not place.held:
             if line.closing.get(place.replica) == place.generation:
-                self._say("closed", *line.key, place.replica, place.generation)
+                word = "freed" if place in self._freeing else "closed"
+                self._freeing.discard(place)
+                self._say(word, *line.key, place.replica, place.generation)
             elif place.keep >= 0:
                 self._look_by(now + place.keep)
-        if answered and (component := self._components.get(place)):
-            self._served[component] = self._served.get(component, 0) + 1
         self._report_soon()
-        return place
+
+    def count(self, place: Place, calls: int) -> None:
+        """So many calls were answered there."""
+        if component := self._components.get(place):
+            self._served[component] = self._served.get(component, 0) + calls
 
     def _ended(self, call: Call, how: str) -> None:
         if call.place is not None:
             self.records.ended(call, how)
-            self._release(call, answered=how == "done")
+            place = self._release(call, answered=how == "done")
+            if how == "done" and call.request.seen is not None:
+                self.lender.offer(call, place)
 
     def _failed(self, call: Call, reason: str, *, sent: bool) -> Plan:
         """No byte of an answer has come: the worker died, or could not be reached."""
         place = call.place
         assert place is not None
-        if self.leases.lose(place):
-            self._loop.call_later(_NEWS, self._unheard, place)
+        self.lose(place)
         if sent or call.tried:
             self.records.died(call)
         self._release(call, answered=False)
         if not sent and not call.tried:  # it has not seen the call
             call.tried, call.sent = True, 0.0
             return self._start(call, place.line.terms) or LATER
-        why, tail = self._tails.get((call.key, place.generation), (reason, []))
+        return self.death_of(place, call.name, reason)
+
+    def death_of(self, place: Place, name: str, reason: str = "it closed its connections") -> Refuse:
+        """What the caller of a call is told whose worker has ended."""
+        key = place.line.key
+        why, tail = self._tails.get((key, place.generation), (reason, []))
         said = f"; its last line: {tail[-1][:300]}" if tail else ""
-        return failure(
-            502, "WORKER_DIED", f"the worker of {call.key[0]} {call.key[1]!r} ended during the call ({why}){said}", call
-        )
+        message = f"the worker of {key[0]} {key[1]!r} ended during the call ({why}){said}"
+        return failure(502, "WORKER_DIED", message, name)
+
+    def lose(self, place: Place) -> None:
+        """A connection to the worker broke: nobody gets a place in it until the node has said what became of it."""
+        if self.leases.lose(place):
+            self._loop.call_later(_NEWS, self._unheard, place)
 
     def _unheard(self, place: Place) -> None:
         """A worker whose connections break is dead, and the node has said so by now. If not, it is of no use."""
@@ -376,8 +386,15 @@ class Calls:
                 f"{call.key[0]} {call.key[1]!r} did not answer within the requested {call.deadline - call.asked:g} s"
             )
         else:
-            why = f"call {call.id.decode()} took more than {call.timeout:g} s"
-            self._say("kill", *call.key, place.replica, place.generation, "call-deadline", why)
-            self.leases.close(call.key, place.replica, place.generation)
-            message = f"{call.key[0]} {call.key[1]!r} did not answer within {call.timeout:g} s; its worker was killed"
-        call.request.abandon(failure(504, "DEADLINE", message, call))
+            call.request.abandon(self.kill_for(place, call.name, call.timeout))
+            return
+        call.request.abandon(failure(504, "DEADLINE", message, call.name))
+
+    def kill_for(self, place: Place, name: str, timeout: float) -> Refuse:
+        """A call has had all its time: its worker is stuck. What its caller is told."""
+        key = place.line.key
+        why = f"call {name} took more than {timeout:g} s"
+        self._say("kill", *key, place.replica, place.generation, "call-deadline", why)
+        self.leases.close(key, place.replica, place.generation)
+        message = f"{key[0]} {key[1]!r} did not answer within {timeout:g} s; its worker was killed"
+        return failure(504, "DEADLINE", message, name)

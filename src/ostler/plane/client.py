@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import select
 import socket
 import struct
 from collections import deque
@@ -12,22 +11,23 @@ from typing import TYPE_CHECKING
 import httptools
 
 from ostler.plane.access import tell
-from ostler.plane.entry import MAX_HEADERS, MAX_URL, Entry
+from ostler.plane.entry import MAX_HEADERS, MAX_URL
+from ostler.plane.flow import Flow
 from ostler.plane.peers import Peers
 from ostler.plane.request import HELD, Request
-from ostler.plane.upstream import Link, write_now
+from ostler.plane.upstream import Link
 
 if TYPE_CHECKING:
     from ostler.plane.front import Front
+    from ostler.plane.plan import Refuse
 
 KEEP_ALIVE = 75.0  # seconds for which a connection without a request stays open
 _FRAMING = frozenset({b"transfer-encoding", b"expect"})
 _FIRST = 1.0  # seconds that a connection gets for its first request when the plane is about to leave
-_GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close with a reset
 
 
-class Client(Entry, asyncio.Protocol):
+class Client(Flow, asyncio.Protocol):
     """One client's connection."""
 
     peers = Peers()
@@ -38,27 +38,19 @@ class Client(Entry, asyncio.Protocol):
         self.address: tuple[str, int] | None = None
         self.introduction = b""  # how it is told to the node: lines of a head
         self.is_reading = False  # inside data_received
-        self.is_full = False  # it does not take what is written
         self.is_tunnel = False
         self.is_relayed = False  # it is a session's
-        self._file = -1
         self._front = front
         self._parser = httptools.HttpRequestParser(self)
         self._parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._coming: Request | None = None  # whose head or body is being parsed
-        self._now: Request | None = None  # which is being answered
         self._line: deque[Request] = deque()
-        self._held = b""  # not parsed yet
         self._is_upgrading = False
         self._after = b""  # came behind the request for another protocol
         self._link: Link | None = None  # of the tunnel
         self._is_new = True  # it has asked nothing yet
-        self._paused = False  # nothing is read from it
-        self._is_choked = False  # … because of whoever takes the body
         self._idle_since = 0.0
         self._idle_clock: asyncio.TimerHandle | None = None
-        self._stall_clock: asyncio.TimerHandle | None = None
-        self._glancing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.transport = transport
@@ -66,7 +58,7 @@ class Client(Entry, asyncio.Protocol):
         if not self.enter(transport, self._front.files()):
             return
         sock = transport.get_extra_info("socket")
-        self._file = sock.fileno()
+        self.file = sock.fileno()
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             there, here = transport.get_extra_info("peername"), transport.get_extra_info("sockname")
             if there and here:
@@ -79,6 +71,8 @@ class Client(Entry, asyncio.Protocol):
         self.exit()
         self._stop_clocks()
         self._line.clear()
+        if self._loan is not None:
+            self._loan.recall()
         now, self._now = self._now, None
         if now is not None:
             now.client_left()
@@ -268,7 +262,7 @@ class Client(Entry, asyncio.Protocol):
     def _look_idle(self) -> None:
         """One clock per connection, not one per request."""
         self._idle_clock = None
-        if self._now is not None or self._in_head or self._in_body or self.transport.is_closing():
+        if self._now is not None or self._in_head or self._in_body or self.transport.is_closing() or self._loan:
             return
         left = self._idle_since + KEEP_ALIVE - self.loop.time()
         if left <= 0:
@@ -284,7 +278,9 @@ class Client(Entry, asyncio.Protocol):
         """The plane stops: whoever is being answered is answered to the end, except on streams without one."""
         if self.is_relayed:
             return  # it ends with its session
-        if self._now is not None:
+        if self._loan is not None:
+            self._loan.recall()
+        elif self._now is not None:
             if not self._now.finishes:
                 self.cut()
         elif not self._in_head and not self._in_body:
@@ -298,10 +294,18 @@ class Client(Entry, asyncio.Protocol):
         if self._front.is_closing and not request.finishes:
             self.loop.call_soon(self.cut)
 
-    # ---- writing, and not reading
+    # ---- its end, or another protocol
 
-    def write(self, data: bytes) -> None:
-        write_now(self.transport, self._file, data)
+    def end_loan(self, last: Refuse | None) -> None:
+        """Its call has ended without an answer: this is the answer, and the connection ends with it. None: it just ends."""
+        self._loan = None
+        if last is None or self.transport.is_closing():
+            self.transport.abort()
+            return
+        self._now = request = Request(self)
+        request.version, request.is_whole, request.keep = "1.1", True, False
+        self._in_body = True  # more of what it asked may come, and is dropped
+        request.go(last)
 
     def cut(self) -> None:
         """End the connection in the middle of an answer, so that its client sees that it is not whole."""
@@ -345,67 +349,3 @@ class Client(Entry, asyncio.Protocol):
         for clock in (self._idle_clock, self._stall_clock, self._glancing):
             if clock is not None:
                 clock.cancel()
-
-    def pause_writing(self) -> None:
-        self.is_full = True
-        now = self._now
-        if now is not None:
-            now.client_full()
-            if now.stall is not None and self._stall_clock is None:
-                self._stall_clock = self.loop.call_later(now.stall, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self.is_full = False
-        if self._stall_clock is not None:
-            self._stall_clock.cancel()
-            self._stall_clock = None
-        if self._now is not None:
-            self._now.client_drained()
-        elif not self._in_head and not self._in_body:
-            self._next()
-
-    def pause(self) -> None:
-        """Whoever takes the body is not ready for more."""
-        self._is_choked = True
-        self._stop_reading()
-
-    def _stop_reading(self) -> None:
-        if self._paused or self.transport.is_closing():
-            return
-        self._paused = True
-        self.transport.pause_reading()
-        self._time_body(None)
-        self._glancing = self.loop.call_later(_GLANCE, self._glance)
-
-    def _glance(self) -> None:
-        """A client that is not read is not seen to leave."""
-        self._glancing = None
-        if not self._paused or self.transport.is_closing():
-            return
-        poll = select.poll()
-        poll.register(self.transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
-        if poll.poll(0):
-            self.transport.abort()
-        else:
-            self._glancing = self.loop.call_later(_GLANCE, self._glance)
-
-    def resume(self) -> None:
-        """Whoever takes the body is ready for more."""
-        self._is_choked = False
-        self._maybe_read()
-
-    def _maybe_read(self) -> None:
-        if self._paused and not self._is_choked and len(self._held) <= HELD:
-            self.read_on()
-            if self._in_body and self.is_read():
-                self._time_body(self.body_patience)
-
-    def read_on(self) -> None:
-        self._is_choked = False
-        if self._paused:
-            self._paused = False
-            if self._glancing is not None:
-                self._glancing.cancel()
-                self._glancing = None
-            if not self.transport.is_closing():
-                self.transport.resume_reading()

@@ -18,10 +18,14 @@ _END = b"\r\n\r\n"
 class Seen:
     """What a head says. All requests with this head share it: nothing in `fields` is ever changed."""
 
-    __slots__ = ("fields", "memo")
+    __slots__ = ("fields", "head", "memo", "plain")
 
-    def __init__(self, fields: dict[str, Any]) -> None:
+    def __init__(self, head: bytes, fields: dict[str, Any]) -> None:
+        self.head = head  # without the digits of its length
         self.fields = fields  # attributes of the request
+        self.plain: tuple[Any, bool] | None = (
+            None  # whether calls with it can be lent, by this rule of access: see lending.py
+        )
         self.memo: Any = None  # whatever the route wants to remember of such heads
 
 
@@ -50,4 +54,5 @@ class Heads:
         if len(self._seen) >= _MOST:
             self._seen.clear()
         start, stop = found.span(1)
-        self._seen[data[:start] + data[stop:end]] = Seen(fields)
+        head = data[:start] + data[stop:end]
+        self._seen[head] = Seen(head, fields)

@@ -83,6 +83,7 @@ class Line:
     broken_until: float = math.inf
     seconds: float = 0.0  # that a call takes, measured
     used_at: float = 0.0
+    apart_until: float = 0.0  # no connection is lent to its workers before: others wanted them
 
     def waits(self) -> int:
         return len(self.waiting) - len(self.left)
@@ -150,9 +151,13 @@ class Leases:
         if line is None or line.waits() or (place := _free(line)) is None:
             return None
         line.used_at = now
+        self.hold(place)
+        return place
+
+    def hold(self, place: Place) -> None:
+        """Hold this place, which is free, until `done`."""
         place.held += 1
         place.used += 1
-        return place
 
     def could_wait(self, key: Key) -> bool:
         """Whether a call would be let into the line."""
@@ -285,8 +290,7 @@ class Leases:
     # ---- inside
 
     def _hold(self, place: Place, call: Call) -> Place:
-        place.held += 1
-        place.used += 1
+        self.hold(place)
         place.keep = place.line.terms.idle if call.keep is None else call.keep
         return place
 

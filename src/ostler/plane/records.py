@@ -19,6 +19,8 @@ from ostler.plane.plan import Plan, Refuse, Reply
 
 if TYPE_CHECKING:
     from ostler.plane.call import Call
+    from ostler.plane.leases import Place
+    from ostler.plane.lending import Lender
     from ostler.plane.request import Request
 
 RUNNING = "running"  # the name of the list, where others have a task's
@@ -90,8 +92,10 @@ class Records:
         soon: Callable[[], None],
         dead: Callable[[Key, int], bool],
         leave: Callable[[Call], None],
+        lent: Lender | None = None,
     ) -> None:
         self._say, self._clock, self._soon, self._dead, self._leave = say, clock, soon, dead, leave
+        self._lender = lent
         self.running: dict[Call, None] = {}  # in the order in which they came
         self._samples: dict[str, _Sample] = {}
         self._tallies: dict[Key, Tally] = {}
@@ -145,17 +149,47 @@ class Records:
         call, _, now, sent, *_ = ending
         request = call.request
         waited, took = (sent or now) - call.came, None if sent is None else now - sent
-        tally = self._tallies.get(call.key)
+        if sample := self._count(call.key, outcome, waited, took, request.received, request.sent):
+            wall = time.time() - self._clock() + call.came
+            sample.put(_row(ending, outcome, wall, waited, took))
+
+    def _count(
+        self, key: Key, outcome: str, waited: float, took: float | None, bytes_in: int, bytes_out: int
+    ) -> _Sample | None:
+        """Count an ended call; where its row is put, if it is told as well."""
+        tally = self._tallies.get(key)
         if tally is None:
-            tally = self._tallies[call.key] = Tally()
-        tally.add(outcome, waited, took, request.received, request.sent)
+            tally = self._tallies[key] = Tally()
+        tally.add(outcome, waited, took, bytes_in, bytes_out)
         kind = outcome if outcome in _MOST else "failed"
         sample = self._samples.get(kind)
         if sample is None:
             sample = self._samples[kind] = _Sample(_MOST.get(kind, _MOST_FAILED))
-        if sample.takes():
-            wall = time.time() - self._clock() + call.came
-            sample.put(_row(ending, outcome, wall, waited, took))
+        return sample if sample.takes() else None
+
+    def lent(self, place: Place, loan: str, rows: list[list[Any]]) -> None:
+        """A worker has answered these calls of a connection that is lent to it: number, seconds, bytes in and out, status."""
+        for number, took, bytes_in, bytes_out, status in rows:
+            outcome = "done" if status < 400 else "error"
+            self._lent(place, f"{loan}-{number}", outcome, took, (bytes_in, bytes_out), status, None)
+        self._soon()
+
+    def lent_lost(self, place: Place, name: str, took: float, why: Refuse | None) -> None:
+        """A call of such a connection has ended without its answer. `why` None: its client has gone."""
+        if why is None:
+            self._lent(place, name, "cancelled", took, (0, 0), CANCELLED, "LEFT")
+        else:
+            outcome = {"DEADLINE": "deadline", "CANCELLED": "cancelled"}.get(why.code, "died")
+            self._lent(place, name, outcome, took, (0, 0), why.status, why.code)
+        self._soon()
+
+    def _lent(
+        self, place: Place, name: str, outcome: str, took: float, size: tuple[int, int], status: int, code: str | None
+    ) -> None:
+        key, worker = place.line.key, (place.replica, place.generation)
+        if sample := self._count(key, outcome, 0.0, took, *size):
+            asked, took = round((time.time() - took) * 1000), round(took * 1000, 3)
+            sample.put([name, *key, *worker, asked, 0.0, took, *size, status, outcome, code, 0])
 
     def report(self, *, last: bool = False) -> None:
         """Tell the node of all that ended since the last report."""
@@ -197,8 +231,9 @@ class Records:
     def listing(self) -> dict[str, Any]:
         """The calls under way, oldest first."""
         now, wall = self._clock(), time.time()
-        shown = [self._shown(call, now, wall) for call in [*self.running][:_SHOWN]]
-        return {"calls": shown, "total": len(self.running)}
+        lent = [] if self._lender is None else self._lender.listing(now, wall)
+        shown = [self._shown(call, now, wall) for call in [*self.running][:_SHOWN]] + lent
+        return {"calls": shown, "total": len(self.running) + len(lent)}
 
     def _shown(self, call: Call, now: float, wall: float) -> dict[str, Any]:
         request, place = call.request, call.place
@@ -234,4 +269,4 @@ class Records:
                 call.request.go(plan)
             else:
                 call.request.abandon(plan, "it was cancelled by an operator")
-        return len(found)
+        return len(found) + (0 if self._lender is None else self._lender.cancel(name))

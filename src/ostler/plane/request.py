@@ -71,6 +71,11 @@ class Request:
     # ---- what is known of it
 
     @property
+    def asker(self) -> Client:
+        """The connection that it came on."""
+        return self._client
+
+    @property
     def peer(self) -> int | None:
         """The user whose process has connected, where the system tells."""
         return self._client.peer

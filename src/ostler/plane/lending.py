@@ -1,0 +1,349 @@
+"""Lending clients' connections to workers: who calls one warm model again and again is answered by its worker, without a hop.
+
+A connection is lent after a few calls with the same head, one right after another, to a model that nobody else is calling. While it is
+lent it holds a place in the worker as a call would, the plane does not read it, and `calls/guests.py` answers. It comes back when anybody
+waits for the model, when the worker is to leave, when the client pauses or asks for anything else; what was read of that comes with it.
+
+Only connections that need no token but the workers' own key are lent, so a worker sees nobody else's. What must be seen to for each call is not lent either: priorities,
+deadlines and ids that a client gives, models that take turns on the GPU, and those that are killed for a call that was cancelled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import mmap
+import os
+import random
+import re
+import socket
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ostler.calls.guests import ANSWERS, CELL, CELLS, PATH, RESTS, TIRED, WELCOME, Frames, framed
+from ostler.plane.call import FOR_WORKERS, Call, failure
+from ostler.plane.heads import Seen
+from ostler.plane.leases import Key, Line, Place
+from ostler.plane.plan import Refuse
+
+if TYPE_CHECKING:
+    from ostler.plane.access import Access
+    from ostler.plane.calls import Calls
+    from ostler.plane.client import Client
+
+_MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
+_SHORT = 0.05  # seconds of a call for which it is worth it
+_PATIENT = 10.0  # seconds that a call may take, at the least: they are looked at once a `_WATCH`
+_WATCH = 0.25
+_APART = 1.0  # seconds for which a model that others wanted is lent nothing
+_OPENING = b"POST %b HTTP/1.1\r\nhost: worker\r\n\r\n" % PATH.encode()
+_CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its client is cut off
+_JUDGED = (b"authorization", b"cookie", b"x-request-id", b"expect")  # and all of ours: seen to by the plane alone
+
+
+class Loan:
+    """A connection that is lent, and the place that it holds."""
+
+    def __init__(self, channel: Channel, cell: int, client: Client, timeout: float, number: int) -> None:
+        self.channel, self.cell, self.client, self.timeout = channel, cell, client, timeout
+        self.id = f"{number:016x}"
+        self.verdict: Refuse | None = None  # why its call is being ended
+        self.served = 0
+
+    def at(self) -> tuple[int, float, int]:
+        """What it is at, since when, and the number of its call."""
+        found: tuple[int, float, int] = CELL.unpack_from(self.channel.cells, self.cell * CELL.size)
+        return found
+
+    def recall(self) -> None:
+        """Have it back as soon as it is answered."""
+        self.channel.send(["recall", self.cell])
+
+
+class Channel:
+    """The way to one worker's guests."""
+
+    def __init__(self, lender: Lender, place: Place) -> None:
+        self._lender, self.place = lender, place
+        self.is_open = False
+        self.loans: dict[int, Loan] = {}
+        self.cells = mmap.mmap(-1, CELLS * CELL.size)
+        self._frames: Frames | None = None
+        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._loop = asyncio.get_running_loop()
+        try:
+            self._socket.setblocking(False)
+            self._socket.connect(place.upstream.path)
+            self._socket.send(_OPENING)
+        except OSError:  # its line is full, or it has gone
+            self.close()
+            return
+        self._loop.add_reader(self._socket, self._heard)
+
+    def send(self, frame: list[Any], *descriptors: int) -> bool:
+        """Tell the worker; False when it cannot be told, and then it is of no use any more."""
+        if self._socket is None:
+            return False
+        data = framed(frame)
+        with contextlib.suppress(OSError):
+            if socket.send_fds(self._socket, [data], descriptors) == len(data):
+                return True
+        self.close()
+        return False
+
+    def free(self) -> int | None:
+        return next((cell for cell in range(CELLS) if cell not in self.loans), None)
+
+    def _heard(self) -> None:
+        assert self._socket is not None
+        try:
+            data = self._socket.recv(262_144)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:  # it has ended
+            self._lender.worker_left(self)
+        elif self._frames is None and data != WELCOME:
+            self.close()  # it takes no guests
+        elif self._frames is None:
+            self._welcomed()
+        else:
+            for name, cell, rows, *rest in self._frames.feed(data):
+                if (loan := self.loans.get(cell)) is not None:
+                    self._lender.told(loan, name, rows, *rest)
+
+    def _welcomed(self) -> None:
+        self._frames = Frames()
+        memory = os.memfd_create("ostler-guests")
+        try:
+            os.ftruncate(memory, CELLS * CELL.size)
+            self.cells.close()
+            self.cells = mmap.mmap(memory, CELLS * CELL.size)
+            self.is_open = self.send(["cells"], memory)
+        finally:
+            os.close(memory)
+
+    def close(self) -> None:
+        """No more guests. Those that are there are dealt with by what they are at."""
+        sock, self._socket = self._socket, None
+        self.is_open = False
+        if sock is not None:
+            with contextlib.suppress(ValueError):
+                self._loop.remove_reader(sock)
+            sock.close()
+        for loan in [*self.loans.values()]:
+            self._lender.lost(loan)
+
+
+class Lender:
+    """All connections that are lent."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._loop = asyncio.get_running_loop()
+        self._channels: dict[Place, Channel] = {}
+        self._watching: asyncio.TimerHandle | None = None
+
+    # ---- lending
+
+    def offer(self, call: Call, place: Place) -> None:
+        """A call was answered in that place: lend its client's connection, if it is worth it."""
+        request, now = call.request, self._loop.time()
+        client, seen = request.asker, request.seen
+        before, client.lately = client.lately, (seen, call.key, now)
+        if before is None or before[:2] != (seen, call.key) or now - before[2] > TIRED or not client.is_lendable:
+            return
+        line = place.line
+        if not self._suits(call, line, place, now):
+            return
+        named = _MODEL.match(request.replay)
+        if named is None or seen is None or not _is_plain(seen, self._calls.access) or not client.rests():
+            return
+        channel = self._channels.get(place)
+        if channel is None:
+            self._channels[place] = Channel(self, place)
+        elif channel.is_open and (cell := channel.free()) is not None:
+            self._lend(call, channel, cell, named[1])
+
+    def _suits(self, call: Call, line: Line, place: Place, now: float) -> bool:
+        """Whether its model is one to lend to, and nobody else wants it now."""
+        return (
+            call.target is None
+            and call.request.inner == b"/infer"
+            and call.request.answer is None  # it came as a whole: its model does not stream
+            and not call.kills
+            and call.timeout >= _PATIENT
+            and line.seconds < _SHORT
+            and place.held < place.room
+            and not line.waits()
+            and line.places.get(place.replica) is place
+            and len(line.places) >= line.terms.workers  # nobody who waits a moment has another worker started
+            and now >= line.apart_until
+            and not self._calls.takes_turns(call.key)
+        )
+
+    def _lend(self, call: Call, channel: Channel, cell: int, model: bytes) -> None:
+        request, client = call.request, call.request.asker
+        assert request.seen is not None
+        loan = Loan(channel, cell, client, call.timeout, random.getrandbits(64))
+        headers = {n.decode(): v.decode("latin-1") for n in FOR_WORKERS if (v := request.get(n)) is not None}
+        terms = {
+            "head": request.seen.head.decode("latin-1"),
+            "path": request.inner.decode("latin-1"),
+            "model": model.decode(),
+            "headers": {**headers, "x-ostler-deadline-ms": str(int(call.timeout * 1000))},
+            "id": loan.id,
+        }
+        CELL.pack_into(channel.cells, cell * CELL.size, RESTS, 0.0, 0)
+        self._calls.leases.hold(channel.place)
+        channel.loans[cell] = loan
+        client.lend(loan)
+        channel.send(["take", cell, terms], client.file)
+        if self._watching is None:
+            self._watching = self._loop.call_later(_WATCH, self._watch)
+
+    # ---- having them back
+
+    def recall(self, key: Key) -> None:
+        """Others want the model: have back what is lent to its workers."""
+        for place, channel in [*self._channels.items()] if self._watching is not None else ():  # else nothing is lent
+            if channel.loans and place.line.key == key:
+                place.line.apart_until = self._loop.time() + _APART
+                for loan in [*channel.loans.values()]:
+                    loan.recall()
+
+    def rests_in(self, place: Place) -> bool:
+        """Whether nobody but guests between two calls is in it."""
+        channel = self._channels.get(place)
+        if channel is None or not channel.loans or place.line.terms.pinned:
+            return False
+        return place.held == len(channel.loans) and all(loan.at()[0] == RESTS for loan in channel.loans.values())
+
+    def recall_all(self) -> None:
+        """What may be lent has changed."""
+        for channel in [*self._channels.values()]:
+            for loan in [*channel.loans.values()]:
+                loan.recall()
+
+    def worker_left(self, channel: Channel) -> None:
+        """It has closed the channel: it is dead, or about to be. Its guests come back to a plane that knows."""
+        if channel.loans:
+            self._calls.lose(channel.place)
+        channel.close()
+
+    def forget(self, place: Place) -> None:
+        """The worker has gone."""
+        if channel := self._channels.pop(place, None):
+            channel.close()
+
+    def told(self, loan: Loan, name: str, rows: list[list[Any]], rest: str = "") -> None:
+        """A worker says what its guest has done, and perhaps that it has left."""
+        if rows:
+            place = loan.channel.place
+            loan.served += len(rows)
+            place.line.seconds = rows[-1][1]
+            self._calls.count(place, len(rows))
+            self._calls.records.lent(place, loan.id, rows)
+        if name == "rows":
+            return
+        self._over(loan)
+        client = loan.client
+        if name == "back":
+            client.is_lendable = client.is_lendable and (loan.served > 0 or not rest)  # who varies is not lent again
+            client.take_back(rest.encode("latin-1"))
+            return
+        _, began, number = loan.at()
+        if began:
+            place, took = loan.channel.place, time.monotonic() - began
+            self._calls.records.lent_lost(place, f"{loan.id}-{number}", took, loan.verdict)
+        client.end_loan(loan.verdict)
+
+    def lost(self, loan: Loan) -> None:
+        """Its worker has gone without a word: what it was at says what its client must be told."""
+        state, began, number = loan.at()
+        self._over(loan)
+        if state == RESTS:
+            loan.client.take_back(b"")
+            return
+        why = loan.verdict or self._calls.death_of(loan.channel.place, f"{loan.id}-{number}")
+        if began:
+            self._calls.records.lent_lost(loan.channel.place, f"{loan.id}-{number}", time.monotonic() - began, why)
+        # Half an answer cannot be followed by another.
+        loan.client.end_loan(None if state == ANSWERS else why)
+
+    def _over(self, loan: Loan) -> None:
+        del loan.channel.loans[loan.cell]
+        self._calls.vacate(loan.channel.place)
+
+    # ---- what is under way
+
+    def _loans(self) -> Iterable[Loan]:
+        return (loan for channel in self._channels.values() for loan in channel.loans.values())
+
+    def _watch(self) -> None:
+        """A call that has had all its time is ended with its worker."""
+        self._watching, now, some = None, time.monotonic(), False
+        for loan in [*self._loans()]:
+            some = True
+            _, began, number = loan.at()
+            if began and now - began > loan.timeout and loan.verdict is None:
+                loan.verdict = self._calls.kill_for(loan.channel.place, f"{loan.id}-{number}", loan.timeout)
+        if some:
+            self._watching = self._loop.call_later(_WATCH, self._watch)
+
+    def listing(self, now: float, wall: float) -> list[dict[str, Any]]:
+        """Calls under way in connections that are lent, as `Records.listing` has them."""
+        shown = []
+        for loan in self._loans():
+            state, began, number = loan.at()
+            if began:
+                task, model = loan.channel.place.line.key
+                about = {
+                    "request": f"{loan.id}-{number}",
+                    "task": task,
+                    "model": model,
+                    "priority": 0,
+                    "waited_ms": 0.0,
+                }
+                about |= {
+                    "replica": loan.channel.place.replica,
+                    "state": "streaming" if state == ANSWERS else "running",
+                }
+                about |= {
+                    "asked_at": round((wall - (now - began)) * 1000),
+                    "running_ms": round((now - began) * 1000, 3),
+                }
+                shown.append({**about, "bytes_in": 0, "bytes_out": 0})
+        return shown
+
+    def cancel(self, name: str) -> int:
+        """Cancel the call of that id; how many there were."""
+        for loan in self._loans():
+            _, began, number = loan.at()
+            if began and f"{loan.id}-{number}" == name:
+                loan.verdict = failure(499, "CANCELLED", f"call {name} was cancelled by an operator", name)
+                loan.channel.send(["cancel", loan.cell])
+                self._loop.call_later(_CANCEL_GRACE, self._cut_off, loan)
+                return 1
+        return 0
+
+    def _cut_off(self, loan: Loan) -> None:
+        """The model does not look whether its call was cancelled: at least its client goes."""
+        if loan.channel.loans.get(loan.cell) is loan:
+            loan.client.transport.abort()
+
+
+def _is_plain(seen: Seen, access: Access | None) -> bool:
+    """Whether nothing in such a head has to be seen to for each call, or is nobody's business but the plane's. The key that workers call
+    models with is theirs already.
+    """
+    if seen.plain is None or seen.plain[0] is not access:
+        headers = seen.fields["headers"]
+        names = {name for name, _ in headers}
+        if access is not None and access.key and (b"authorization", b"Bearer " + access.key.encode()) in headers:
+            names.discard(b"authorization")
+        judged = any(name in _JUDGED or name.startswith(b"x-ostler-") for name in names)
+        seen.plain = access, not judged and not seen.fields["query"]
+    return seen.plain[1]
