@@ -22,6 +22,8 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
+from calls_client import ask, request, tcp, unix
+
 HERE = Path(__file__).resolve().parent
 SRC = HERE.parent / "src"
 
@@ -307,18 +309,47 @@ def _parked(node: Node, rounds: int) -> None:
     )
 
 
+def warm(rounds: int = 10, calls: int = 100) -> None:
+    """A warm model on the GPU, called on a kept connection: through the node over its worker's own socket."""
+    node = Node()
+    try:
+        first = node.call("parks", "p0", 5)[1]["result"]["bits"]
+        port = int(node.url.rpartition(":")[2].strip("/"))
+        told = {"model": "p0", "payload": {"seed": 5}}
+        sides = {
+            "direct": (unix(str(next((node.data / "d" / "run").glob("parks.*.sock"))))(), request("/infer", told)),
+            "node": (tcp(port)(), request("/api/v1/calls/parks", told)),
+        }
+        ratios = []
+        for _ in range(rounds):  # in turns, so that a slow moment hits both
+            p50 = {name: sorted(ask(*side) for _ in range(calls))[calls // 2] for name, side in sides.items()}
+            ratios.append(p50["node"] / p50["direct"])
+        same = node.call("parks", "p0", 5)[1]["result"]["bits"] == first
+    finally:
+        node.stop()
+    ratios.sort()
+    say(
+        what="warm",
+        p50_ms={name: round(1000 * s, 3) for name, s in p50.items()},
+        ratio=[round(ratios[n], 3) for n in (rounds // 2, 0, -1)],
+        same_bits=same,
+    )
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--calls", type=int, default=300)
     parser.add_argument("--clients", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=8)
-    parser.add_argument("--only", choices=["ours", "seed", "parked"])
+    parser.add_argument("--only", choices=["ours", "seed", "parked", "warm"])
     given = parser.parse_args()
     say(
         what="machine",
         device=subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.strip(),
         used_mib=free_mib(),
     )
+    if given.only in (None, "warm"):
+        warm()
     if given.only in (None, "parked"):
         parked()
     if given.only in (None, "seed"):
