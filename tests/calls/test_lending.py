@@ -21,8 +21,10 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ostler.calls.guests import CELL, CELLS, READS
-from ostler.plane.lending import Lender, Loan
+from ostler.calls.guests import ANSWERS, CELL, CELLS, READS
+from ostler.plane.leases import Leases
+from ostler.plane.lending import Lender
+from ostler.plane.loans import Loan
 from ostler.plane.plan import Refuse
 from tests.calls.test_calls import answer, state
 from tests.harness import Node, call, until
@@ -178,7 +180,7 @@ def test_others_who_come_meanwhile_have_their_turn(node: Node, tmp_path: Path) -
 
     thread = threading.Thread(target=hammer)
     thread.start()
-    try:  # it never pauses, so nobody would have a turn if it were not wanted back
+    try:  # it never pauses
         assert [answer(node, "slow", go) > 0 for _ in range(3)] == [True] * 3
     finally:
         over.set()
@@ -270,25 +272,86 @@ def test_a_plane_that_dies_ends_its_loans(make_node: Any) -> None:
     until(lambda: _tolerant(node) == pid, "the same worker to serve others")
 
 
-def test_a_call_that_has_had_all_its_time_is_ended_with_its_worker_and_no_other() -> None:
-    killed: list[tuple[Any, str, float]] = []
+class Lent:
+    """A worker with three guests, which have been in their calls for so many seconds; 0: they rest."""
 
-    def kill(place: Any, name: str, timeout: float) -> Refuse:
-        killed.append((place, name, timeout))
+    def __init__(self, *since: float) -> None:
+        self.killed: list[tuple[Any, str, float]] = []
+        self.recalled: list[int] = []
+        leases = Leases(lambda *_: None)
+        leases.up(("task", "model"), 0, 1, None, 0.0)
+        self.line = leases.lines["task", "model"]
+        self.place = self.line.places[0]
+        self.lender = Lender(SimpleNamespace(kill_for=self._kill, leases=leases))  # type: ignore[arg-type]
+        cells = mmap.mmap(-1, CELLS * CELL.size)
+        self.channel: Any = SimpleNamespace(cells=cells, place=self.place, loans={}, waits=0, send=self._send)
+        self.lender._channels[self.place] = self.channel
+        for cell, seconds in enumerate(since):
+            self.channel.loans[cell] = Loan(self.channel, cell, SimpleNamespace(file=-1), 300.0, cell)  # type: ignore[arg-type]
+            CELL.pack_into(cells, cell * CELL.size, READS, time.monotonic() - seconds if seconds else 0.0, 7, 0)
+        self.place.guests = len(since)
+
+    def _kill(self, place: Any, name: str, timeout: float) -> Refuse:
+        self.killed.append((place, name, timeout))
         return Refuse(504, "DEADLINE", "")
 
+    def _send(self, frame: list[Any]) -> None:
+        self.recalled.append(frame[1])
+
+
+def test_an_answer_that_was_written_in_full_is_known_to_be_when_its_worker_dies() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        there = socket.create_connection(listener.getsockname())
+        here, _ = listener.accept()
+    with here, there:
+        here.sendall(b"an answer of the plane's own")
+        channel: Any = SimpleNamespace(cells=mmap.mmap(-1, CELL.size))
+        loan = Loan(channel, 0, SimpleNamespace(file=here.fileno()), 300.0, 1)  # type: ignore[arg-type]
+        CELL.pack_into(channel.cells, 0, ANSWERS, 1.0, 1, 100_000)
+        here.sendall(b"x" * 40_000)
+        assert not loan.is_answered()
+        here.sendall(b"x" * 60_000)
+        assert loan.is_answered()
+        CELL.pack_into(channel.cells, 0, ANSWERS, 1.0, 2, 0)
+        assert not loan.is_answered(), "of a stream nobody knows how long it is"
+
+
+def test_where_calls_wait_in_line_all_the_time_the_guests_come_back_and_stay_for_longer_each_time() -> None:
     async def look() -> None:
-        lender = Lender(SimpleNamespace(kill_for=kill))  # type: ignore[arg-type]
-        cells = mmap.mmap(-1, CELLS * CELL.size)
-        channel: Any = SimpleNamespace(cells=cells, place="there", loans={})
-        lender._channels["there"] = channel  # type: ignore[index]
-        for cell, since in enumerate((0.0, 200.0, 301.0)):
-            channel.loans[cell] = Loan(channel, cell, None, 300.0, cell)  # type: ignore[arg-type]
-            CELL.pack_into(cells, cell * CELL.size, READS, time.monotonic() - since if since else 0.0, 7)
+        lent = Lent(0.0, 0.0, 0.0)
+        now = asyncio.get_running_loop().time
+        for _ in range(10):
+            lent.lender._watch()
+        assert lent.recalled == [], "nobody waits"
+        waiting: Any = type("Waiting", (), {"priority": 0})()
+        lent.place.held = 1
+        for seconds in (1.0, 2.0, 4.0):
+            lent.recalled.clear()
+            assert lent.lender._calls.leases.ask(("task", "model"), lent.line.terms, waiting, now()) is None
+            lent.lender._watch()
+            assert lent.recalled == [], "it may be a moment's"
+            for _ in range(3):
+                lent.lender._watch()
+            assert lent.recalled == [0, 1, 2]
+            assert lent.line.apart == seconds and lent.line.apart_until > now() + seconds / 2
+            lent.lender._calls.leases.leave(waiting)
+            lent.line.apart_until = now() - 0.1  # that time is over
+            lent.lender._watch()
+
+    asyncio.run(look())
+
+
+def test_a_call_that_has_had_all_its_time_is_ended_with_its_worker_and_no_other() -> None:
+    async def look() -> None:
+        lent = Lent(0.0, 200.0, 301.0)
+        lender, place, channel, killed = lent.lender, lent.place, lent.channel, lent.killed
         lender._watch()
         lender._watch()  # once is enough
-        assert killed == [("there", f"{2:016x}-7", 300.0)]
+        assert killed == [(place, f"{2:016x}-7", 300.0)]
         assert channel.loans[2].verdict.code == "DEADLINE"
+        assert [channel.loans[n].holds for n in range(3)] == [False, True, True] and place.held == 2, (
+            "long ones hold places"
+        )
 
     asyncio.run(look())
 

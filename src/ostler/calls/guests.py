@@ -25,8 +25,9 @@ from ostler.calls.request import Request
 
 PATH = "/guests"  # where the plane asks for a channel
 WELCOME = b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: ostler-guests\r\n\r\n"
-CELL = struct.Struct("=QdQ")  # what it is at, since when, and the number of its call
-CELLS = 64
+# What it is at, since when, the number of its call, and how many bytes it will have sent with the present answer (0: nobody knows).
+CELL = struct.Struct("=QdQQ")
+CELLS = 128
 RESTS, READS, ANSWERS = 0, 1, 2  # nothing was read; something was, and nothing is answered; an answer is being written
 TIRED = 0.05  # seconds after which a guest that asks nothing goes back
 
@@ -111,7 +112,7 @@ class Guest(Connection):
     """A client's connection. It reads its requests itself, as a `Reader` would."""
 
     __slots__ = ("_cell", "_cells", "_channel", "_head", "_headers", "_id", "_model", "_number", "_path", "_rest", "_row", "_rows",
-                 "_told_at", "rested")  # fmt: skip
+                 "_sent", "_told_at", "rested")  # fmt: skip
 
     is_guest = True
     head = room = None  # of a Reader: a request is here as a whole, or it is not
@@ -125,6 +126,7 @@ class Guest(Connection):
         self._head, self._path, self._model = terms["head"].encode("latin-1"), terms["path"], terms["model"].encode()
         self._headers, self._id, self._number = terms["headers"], terms["id"], 0
         self._rest = b""  # read, and not taken
+        self._sent = 0  # bytes
         self._row: list[Any] = []  # of the present call
         self._rows: list[list[Any]] = []  # of calls that have ended, for the plane
         self.rested = self._told_at = time.monotonic()
@@ -165,7 +167,7 @@ class Guest(Connection):
             raise HungUp
         self._rest = data[whole:]
         self._number += 1
-        CELL.pack_into(self._cells, self._cell * CELL.size, READS, self.rested, self._number)
+        CELL.pack_into(self._cells, self._cell * CELL.size, READS, self.rested, self._number, 0)
         self._row = [self._number, 0.0, length, 0, 200]
         request = Request("POST", self._path, False, dict(self._headers))
         request.headers["x-ostler-request-id"] = f"{self._id}-{self._number}"
@@ -177,10 +179,13 @@ class Guest(Connection):
     def send(self, data: bytes | memoryview) -> None:
         self._cells[self._cell * CELL.size] = ANSWERS
         self._row[3] += len(data)
+        self._sent += len(data)
         super().send(data)
 
     def answers(self, made: bytes) -> None:
-        self._cells[self._cell * CELL.size] = ANSWERS
+        self._sent += len(made)
+        until = 0 if self._rest else self._sent  # what was read of the next request would be lost
+        CELL.pack_into(self._cells, self._cell * CELL.size, ANSWERS, self.rested, self._number, until)
         self._row[3], self._row[4] = len(made) - made.find(b"\r\n\r\n") - 4, int(made[9:12])
 
     def answered(self) -> None:
@@ -192,7 +197,7 @@ class Guest(Connection):
         self._settle()
 
     def _settle(self) -> None:
-        CELL.pack_into(self._cells, self._cell * CELL.size, READS if self._rest else RESTS, 0.0, self._number)
+        CELL.pack_into(self._cells, self._cell * CELL.size, READS if self._rest else RESTS, 0.0, self._number, 0)
 
     # ---- what the plane is told
 

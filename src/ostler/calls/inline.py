@@ -101,6 +101,7 @@ class Inline:
         self._errands: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[Connection, Request, Call]] = deque()
         self._guests: list[Guest] = []
+        self._look_at = 0.0  # when they are seen to
         self._batching = Batching(batch, wait)
 
     # ---- from other threads
@@ -142,11 +143,12 @@ class Inline:
             if self._waiting:
                 self._gather()
                 self._run_batch()
-            if self._guests:
-                self._see_to_guests(time.monotonic())
+            if self._guests and (now := time.monotonic()) >= self._look_at:
+                self._see_to_guests(now)
 
     def _see_to_guests(self, now: float) -> None:
         """Those that are wanted back or ask nothing leave; nobody is sent away in the middle of a call."""
+        self._look_at = now + TIRED / 4
         for guest in [*self._guests]:
             goes = guest.is_tired(now) or guest.leaves or self._service.draining or self._service.state != "ready"
             if goes and guest.call is None and guest.out is None:

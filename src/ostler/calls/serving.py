@@ -277,7 +277,8 @@ class Door(threading.Thread):
             self.close(connection)
 
     def _open(self, connection: Connection) -> None:
-        """The plane asks for a channel for guests."""
+        """The plane asks for a channel for guests. Neither it nor they take the place of others."""
+        self._most += 1 + guests.CELLS
         self.connections[connection.socket.fileno()] = guests.Channel(connection.socket)
         connection.socket.send(guests.WELCOME)
 

@@ -44,7 +44,6 @@ class Calls:
         self._upstreams: dict[tuple[Key, int, int], Upstream] = {}
         self._components: dict[Place, str] = {}
         self._served: dict[str, int] = {}
-        self._freeing: set[Place] = set()  # asked to be evicted, and held by guests alone
         self._ticking: asyncio.TimerHandle | None = None
         self._due = math.inf
         self._reporting: asyncio.TimerHandle | None = None
@@ -99,7 +98,6 @@ class Calls:
         place = self.leases.down(key, replica, generation, self._loop.time())
         if place is not None:
             self._components.pop(place, None)
-            self._freeing.discard(place)
             self.lender.forget(place)
         if upstream := self._upstreams.pop((key, replica, generation), None):
             upstream.close()
@@ -124,10 +122,12 @@ class Calls:
         if place is not None and place.generation == generation and self.lender.rests_in(place):
             # Only guests between two calls are in it: it is free as soon as they are back.
             self.leases.close(key, replica, generation)
-            self._freeing.add(place)
+            place.freeing = True
             self.lender.recall(key)
             return
         freed = self.leases.evict(key, replica, generation)
+        if not freed:
+            self.lender.recall(key)  # asked again, it may be free
         self._say("freed" if freed else "kept", *key, replica, generation)
 
     # ---- the clock
@@ -235,6 +235,8 @@ class Calls:
         call.refused(Refusal(504, "DEADLINE", f"{call.key[0]} {call.key[1]!r} did not get the GPU in time"))
 
     def _ask(self, call: Call, terms: Terms) -> Plan:
+        if call.priority > 0:
+            self.lender.recall(call.key)  # nobody is before it but who has begun
         found = self.leases.ask(call.key, terms, call, self._loop.time())
         if isinstance(found, Place):
             self.records.begin(call)
@@ -243,7 +245,6 @@ class Calls:
             self.records.refused(call, found)
             return refused_by(found, call)
         self.records.begin(call)
-        self.lender.recall(call.key)
         call.request.gone = lambda _: self._left(call)
         self._report_soon()
         self._look_by(call.deadline)
@@ -307,25 +308,27 @@ class Calls:
             call.clock = None
         place, call.place = call.place, None
         assert place is not None
-        now = self._loop.time()
         self.turns.over(call)
-        self.vacate(place, now - call.sent_at if answered else None)
+        self.vacate(place, self._loop.time() - call.sent_at if answered else None)
         if answered:
             self.count(place, 1)
         return place
 
     def vacate(self, place: Place, seconds: float | None = None) -> None:
         """What held the place is over; `seconds` where it was a call that was answered."""
-        now, line = self._loop.time(), place.line
-        self.leases.done(place, now, seconds)
-        if not place.held:
-            if line.closing.get(place.replica) == place.generation:
-                word = "freed" if place in self._freeing else "closed"
-                self._freeing.discard(place)
-                self._say(word, *line.key, place.replica, place.generation)
-            elif place.keep >= 0:
-                self._look_by(now + place.keep)
+        self.leases.done(place, self._loop.time(), seconds)
+        self.look_if_empty(place)
         self._report_soon()
+
+    def look_if_empty(self, place: Place) -> None:
+        """What follows when nobody is in a place any more."""
+        line = place.line
+        if not place.held and not place.guests:
+            place.idle_since = self._loop.time()
+            if line.closing.get(place.replica) == place.generation:
+                self._say("freed" if place.freeing else "closed", *line.key, place.replica, place.generation)
+            elif place.keep >= 0:
+                self._look_by(place.idle_since + place.keep)
 
     def count(self, place: Place, calls: int) -> None:
         """So many calls were answered there."""
@@ -368,9 +371,8 @@ class Calls:
     def _unheard(self, place: Place) -> None:
         """A worker whose connections break is dead, and the node has said so by now. If not, it is of no use."""
         if place.line.closing.get(place.replica) == place.generation:
-            self._say(
-                "kill", *place.line.key, place.replica, place.generation, "unreachable", "it breaks its connections"
-            )
+            where = *place.line.key, place.replica, place.generation
+            self._say("kill", *where, "unreachable", "it breaks its connections")
 
     def _overdue(self, call: Call) -> None:
         """The call has not been answered in time: the client is told. A worker that has had all its time is stuck, and is killed."""
@@ -382,13 +384,11 @@ class Calls:
         ends = call.sent_at + call.timeout
         if now < ends:  # the client's patience is over: it is cancelled as if it had gone
             call.clock = self._timers.at(ends, self._overdue, call)
-            message = (
-                f"{call.key[0]} {call.key[1]!r} did not answer within the requested {call.deadline - call.asked:g} s"
-            )
+            waited = f"{call.deadline - call.asked:g} s"
+            message = f"{call.key[0]} {call.key[1]!r} did not answer within the requested {waited}"
+            call.request.abandon(failure(504, "DEADLINE", message, call.name))
         else:
             call.request.abandon(self.kill_for(place, call.name, call.timeout))
-            return
-        call.request.abandon(failure(504, "DEADLINE", message, call.name))
 
     def kill_for(self, place: Place, name: str, timeout: float) -> Refuse:
         """A call has had all its time: its worker is stuck. What its caller is told."""

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ostler.plane.front import Front
     from ostler.plane.heads import Seen
     from ostler.plane.leases import Key
-    from ostler.plane.lending import Loan
+    from ostler.plane.loans import Loan
 
 _GLANCE = 1.0  # how often a client that is not read is looked at: it may have gone
 

@@ -63,6 +63,8 @@ class Place:
     upstream: Any
     room: int
     held: int = 0
+    guests: int = 0  # connections that are lent to it (lending.py)
+    freeing: bool = False  # it was to be evicted when only resting guests were in it
     idle_since: float = 0.0
     keep: float = 60.0
     used: int = 0
@@ -83,13 +85,18 @@ class Line:
     broken_until: float = math.inf
     seconds: float = 0.0  # that a call takes, measured
     used_at: float = 0.0
+    alone: float = 0.0  # … that it takes in its worker, where nobody is before it
     apart_until: float = 0.0  # no connection is lent to its workers before: others wanted them
+    apart: float = 0.0  # for how long it was that time
 
     def waits(self) -> int:
         return len(self.waiting) - len(self.left)
 
     def held(self) -> int:
         return sum(place.held for place in self.places.values())
+
+    def in_flight(self) -> int:
+        return self.held() + sum(place.guests for place in self.places.values())
 
     def idle(self) -> bool:
         return not self.places and not self.wanted and not self.waits() and not self.closing
@@ -239,7 +246,7 @@ class Leases:
             return True
         line.closing[replica] = generation
         del line.places[replica]
-        return not place.held
+        return not place.held and not place.guests
 
     def lose(self, place: Place) -> bool:
         """A connection to it broke: nobody gets a place in it until the node has said what became of it. Whether that is news."""
@@ -254,7 +261,7 @@ class Leases:
         place = line.places.get(replica) if line else None
         if line is None or place is None or place.generation != generation:
             return True
-        if place.held or line.terms.pinned:
+        if place.held or place.guests or line.terms.pinned:
             return False
         return self.close(key, replica, generation)
 
@@ -266,7 +273,7 @@ class Leases:
         for line in [*self.lines.values()]:
             for place in [*line.places.values()]:
                 keep = NEVER if line.terms.pinned else place.keep
-                if place.held or keep < 0:
+                if place.held or place.guests or keep < 0:
                     continue
                 if now >= place.idle_since + keep:
                     self.close(line.key, place.replica, place.generation)
@@ -339,11 +346,11 @@ class Leases:
         """For health."""
         found = {}
         for (task, model), line in self.lines.items():
-            idle = [now - p.idle_since for p in line.places.values() if not p.held]
+            idle = [now - p.idle_since for p in line.places.values() if not p.held and not p.guests]
             found[f"{task}\n{model}"] = {
-                "in_flight": line.held(),
+                "in_flight": line.in_flight(),
                 "waiting": line.waits(),
-                "idle_seconds": round(min(idle), 1) if idle and not line.held() else None,
+                "idle_seconds": round(min(idle), 1) if idle and not line.in_flight() else None,
             }
         return found
 

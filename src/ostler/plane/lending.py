@@ -1,8 +1,9 @@
 """Lending clients' connections to workers: who calls one warm model again and again is answered by its worker, without a hop.
 
-A connection is lent after a few calls with the same head, one right after another, to a model that nobody else is calling. While it is
-lent it holds a place in the worker as a call would, the plane does not read it, and `calls/guests.py` answers. It comes back when anybody
-waits for the model, when the worker is to leave, when the client pauses or asks for anything else; what was read of that comes with it.
+A connection is lent after a few calls with the same head, one right after another. While it is lent the plane does not read it, and
+`calls/guests.py` answers. It comes back when the worker is to leave, when the client pauses or asks for anything else; what was read of that
+comes with it. Guests are in the worker beside the calls that the plane sends there, and are served in turns with them. Those are as few as the
+model's room, so when some wait for their place all the time, the plane has its guests back, and everybody stands in one line again.
 
 Only connections that need no token but the workers' own key are lent, so a worker sees nobody else's. What must be seen to for each call is not lent either: priorities,
 deadlines and ids that a client gives, models that take turns on the GPU, and those that are killed for a call that was cancelled.
@@ -11,130 +12,30 @@ deadlines and ids that a client gives, models that take turns on the GPU, and th
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import mmap
-import os
 import random
 import re
-import socket
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ostler.calls.guests import ANSWERS, CELL, CELLS, PATH, RESTS, TIRED, WELCOME, Frames, framed
+from ostler.calls.guests import ANSWERS, CELL, RESTS, TIRED
 from ostler.plane.call import FOR_WORKERS, Call, failure
 from ostler.plane.heads import Seen
 from ostler.plane.leases import Key, Line, Place
-from ostler.plane.plan import Refuse
+from ostler.plane.loans import Channel, Loan
 
 if TYPE_CHECKING:
     from ostler.plane.access import Access
     from ostler.plane.calls import Calls
-    from ostler.plane.client import Client
 
 _MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
-_SHORT = 0.05  # seconds of a call for which it is worth it
+_SHORT = 0.05  # seconds that a call of each guest may take together: so long does a call wait behind them
 _PATIENT = 10.0  # seconds that a call may take, at the least: they are looked at once a `_WATCH`
-_WATCH = 0.25
-_APART = 1.0  # seconds for which a model that others wanted is lent nothing
-_OPENING = b"POST %b HTTP/1.1\r\nhost: worker\r\n\r\n" % PATH.encode()
+_WATCH = 0.25  # seconds between two looks
+_PATIENCE = 4  # looks in a row at which some waited in line, until everybody stands there again
+_APART, _LONGEST_APART = 1.0, 64.0  # seconds for which a model that others wanted is lent nothing
 _CANCEL_GRACE = 2.0  # seconds in which a cancelled call ends before its client is cut off
 _JUDGED = (b"authorization", b"cookie", b"x-request-id", b"expect")  # and all of ours: seen to by the plane alone
-
-
-class Loan:
-    """A connection that is lent, and the place that it holds."""
-
-    def __init__(self, channel: Channel, cell: int, client: Client, timeout: float, number: int) -> None:
-        self.channel, self.cell, self.client, self.timeout = channel, cell, client, timeout
-        self.id = f"{number:016x}"
-        self.verdict: Refuse | None = None  # why its call is being ended
-        self.served = 0
-
-    def at(self) -> tuple[int, float, int]:
-        """What it is at, since when, and the number of its call."""
-        found: tuple[int, float, int] = CELL.unpack_from(self.channel.cells, self.cell * CELL.size)
-        return found
-
-    def recall(self) -> None:
-        """Have it back as soon as it is answered."""
-        self.channel.send(["recall", self.cell])
-
-
-class Channel:
-    """The way to one worker's guests."""
-
-    def __init__(self, lender: Lender, place: Place) -> None:
-        self._lender, self.place = lender, place
-        self.is_open = False
-        self.loans: dict[int, Loan] = {}
-        self.cells = mmap.mmap(-1, CELLS * CELL.size)
-        self._frames: Frames | None = None
-        self._socket: socket.socket | None = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._loop = asyncio.get_running_loop()
-        try:
-            self._socket.setblocking(False)
-            self._socket.connect(place.upstream.path)
-            self._socket.send(_OPENING)
-        except OSError:  # its line is full, or it has gone
-            self.close()
-            return
-        self._loop.add_reader(self._socket, self._heard)
-
-    def send(self, frame: list[Any], *descriptors: int) -> bool:
-        """Tell the worker; False when it cannot be told, and then it is of no use any more."""
-        if self._socket is None:
-            return False
-        data = framed(frame)
-        with contextlib.suppress(OSError):
-            if socket.send_fds(self._socket, [data], descriptors) == len(data):
-                return True
-        self.close()
-        return False
-
-    def free(self) -> int | None:
-        return next((cell for cell in range(CELLS) if cell not in self.loans), None)
-
-    def _heard(self) -> None:
-        assert self._socket is not None
-        try:
-            data = self._socket.recv(262_144)
-        except BlockingIOError:
-            return
-        except OSError:
-            data = b""
-        if not data:  # it has ended
-            self._lender.worker_left(self)
-        elif self._frames is None and data != WELCOME:
-            self.close()  # it takes no guests
-        elif self._frames is None:
-            self._welcomed()
-        else:
-            for name, cell, rows, *rest in self._frames.feed(data):
-                if (loan := self.loans.get(cell)) is not None:
-                    self._lender.told(loan, name, rows, *rest)
-
-    def _welcomed(self) -> None:
-        self._frames = Frames()
-        memory = os.memfd_create("ostler-guests")
-        try:
-            os.ftruncate(memory, CELLS * CELL.size)
-            self.cells.close()
-            self.cells = mmap.mmap(memory, CELLS * CELL.size)
-            self.is_open = self.send(["cells"], memory)
-        finally:
-            os.close(memory)
-
-    def close(self) -> None:
-        """No more guests. Those that are there are dealt with by what they are at."""
-        sock, self._socket = self._socket, None
-        self.is_open = False
-        if sock is not None:
-            with contextlib.suppress(ValueError):
-                self._loop.remove_reader(sock)
-            sock.close()
-        for loan in [*self.loans.values()]:
-            self._lender.lost(loan)
 
 
 class Lender:
@@ -153,9 +54,13 @@ class Lender:
         request, now = call.request, self._loop.time()
         client, seen = request.asker, request.seen
         before, client.lately = client.lately, (seen, call.key, now)
-        if before is None or before[:2] != (seen, call.key) or now - before[2] > TIRED or not client.is_lendable:
+        if before is None or before[:2] != (seen, call.key) or not client.is_lendable:
+            return
+        if call.asked - before[2] > TIRED:  # how long the client itself has paused
             return
         line = place.line
+        if not place.guests:  # else it waited behind them, and their rows tell
+            line.alone = now - call.sent_at
         if not self._suits(call, line, place, now):
             return
         named = _MODEL.match(request.replay)
@@ -163,7 +68,8 @@ class Lender:
             return
         channel = self._channels.get(place)
         if channel is None:
-            self._channels[place] = Channel(self, place)
+            here = {p: c for p, c in self._channels.items() if c.loans or p.line.places.get(p.replica) is p}
+            self._channels = {**here, place: Channel(self, place)}
         elif channel.is_open and (cell := channel.free()) is not None:
             self._lend(call, channel, cell, named[1])
 
@@ -175,11 +81,10 @@ class Lender:
             and call.request.answer is None  # it came as a whole: its model does not stream
             and not call.kills
             and call.timeout >= _PATIENT
-            and line.seconds < _SHORT
-            and place.held < place.room
-            and not line.waits()
+            and (place.guests + 1) * line.alone < _SHORT
+            and place.guests
+            < line.terms.room + (line.terms.queue if line.terms.workers == 1 else 0)  # else others start
             and line.places.get(place.replica) is place
-            and len(line.places) >= line.terms.workers  # nobody who waits a moment has another worker started
             and now >= line.apart_until
             and not self._calls.takes_turns(call.key)
         )
@@ -196,8 +101,8 @@ class Lender:
             "headers": {**headers, "x-ostler-deadline-ms": str(int(call.timeout * 1000))},
             "id": loan.id,
         }
-        CELL.pack_into(channel.cells, cell * CELL.size, RESTS, 0.0, 0)
-        self._calls.leases.hold(channel.place)
+        CELL.pack_into(channel.cells, cell * CELL.size, RESTS, 0.0, 0, 0)
+        channel.place.guests += 1
         channel.loans[cell] = loan
         client.lend(loan)
         channel.send(["take", cell, terms], client.file)
@@ -210,16 +115,24 @@ class Lender:
         """Others want the model: have back what is lent to its workers."""
         for place, channel in [*self._channels.items()] if self._watching is not None else ():  # else nothing is lent
             if channel.loans and place.line.key == key:
-                place.line.apart_until = self._loop.time() + _APART
-                for loan in [*channel.loans.values()]:
-                    loan.recall()
+                self._part(channel)
+
+    def _part(self, channel: Channel) -> None:
+        """Have its guests back, and lend nothing for a while: the longer, the sooner that happens again."""
+        line, now = channel.place.line, self._loop.time()
+        if now >= line.apart_until:
+            again = now - line.apart_until < 2 * line.apart
+            line.apart = min(2 * line.apart, _LONGEST_APART) if again else _APART
+            line.apart_until = now + line.apart
+        for loan in [*channel.loans.values()]:
+            loan.recall()
 
     def rests_in(self, place: Place) -> bool:
         """Whether nobody but guests between two calls is in it."""
         channel = self._channels.get(place)
         if channel is None or not channel.loans or place.line.terms.pinned:
             return False
-        return place.held == len(channel.loans) and all(loan.at()[0] == RESTS for loan in channel.loans.values())
+        return not place.held and all(loan.at()[0] == RESTS for loan in channel.loans.values())
 
     def recall_all(self) -> None:
         """What may be lent has changed."""
@@ -243,7 +156,7 @@ class Lender:
         if rows:
             place = loan.channel.place
             loan.served += len(rows)
-            place.line.seconds = rows[-1][1]
+            place.line.alone = sum(row[1] for row in rows) / len(rows)
             self._calls.count(place, len(rows))
             self._calls.records.lent(place, loan.id, rows)
         if name == "rows":
@@ -264,7 +177,7 @@ class Lender:
         """Its worker has gone without a word: what it was at says what its client must be told."""
         state, began, number = loan.at()
         self._over(loan)
-        if state == RESTS:
+        if state == RESTS or (state == ANSWERS and loan.is_answered()):
             loan.client.take_back(b"")
             return
         why = loan.verdict or self._calls.death_of(loan.channel.place, f"{loan.id}-{number}")
@@ -274,8 +187,13 @@ class Lender:
         loan.client.end_loan(None if state == ANSWERS else why)
 
     def _over(self, loan: Loan) -> None:
+        place = loan.channel.place
         del loan.channel.loans[loan.cell]
-        self._calls.vacate(loan.channel.place)
+        place.guests -= 1
+        if loan.holds:
+            self._calls.vacate(place)
+        else:
+            self._calls.look_if_empty(place)
 
     # ---- what is under way
 
@@ -283,13 +201,22 @@ class Lender:
         return (loan for channel in self._channels.values() for loan in channel.loans.values())
 
     def _watch(self) -> None:
-        """A call that has had all its time is ended with its worker."""
+        """A call that has had all its time is ended with its worker; one that takes long holds a place, so that others wait for it in
+        line. Where some wait in line all the time, the guests come back.
+        """
         self._watching, now, some = None, time.monotonic(), False
-        for loan in [*self._loans()]:
-            some = True
-            _, began, number = loan.at()
-            if began and now - began > loan.timeout and loan.verdict is None:
-                loan.verdict = self._calls.kill_for(loan.channel.place, f"{loan.id}-{number}", loan.timeout)
+        for place, channel in [*self._channels.items()]:
+            some = some or bool(channel.loans)
+            channel.waits = channel.waits + 1 if channel.loans and place.line.waits() else 0
+            for loan in [*channel.loans.values()]:
+                _, began, number = loan.at()
+                if began and now - began > loan.timeout and loan.verdict is None:
+                    loan.verdict = self._calls.kill_for(place, f"{loan.id}-{number}", loan.timeout)
+                if began and now - began > _WATCH and not loan.holds:
+                    loan.holds, channel.waits = True, _PATIENCE
+                    self._calls.leases.hold(place)
+            if channel.waits >= _PATIENCE:
+                self._part(channel)
         if some:
             self._watching = self._loop.call_later(_WATCH, self._watch)
 
