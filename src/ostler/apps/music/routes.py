@@ -17,8 +17,9 @@ from fastapi.responses import FileResponse, Response
 
 from ostler import BadArguments, NotFound, PayloadTooLarge
 from ostler.apps.music import calibration, catalogue, playlists, search
+from ostler.apps.music.opening import open_tables
 from ostler.apps.music.rules import STATES, Rules
-from ostler.apps.music.tables import Tables, now_ms, open_tables
+from ostler.apps.music.tables import Tables, now_ms
 from ostler.apps.music.walk import plain
 from ostler.web import body as bodies
 from ostler.web.extend import NodeApi
