@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ostler.lifecycle import ledger as module
+from ostler.lifecycle import returning
 from ostler.lifecycle.admission import HOST, Need
 from ostler.lifecycle.devices import Device, Devices, Reading, Unreadable
 from ostler.lifecycle.footprints import Peaks
@@ -164,7 +164,7 @@ def test_an_idle_one_is_claimed_at_once_and_its_memory_is_given_only_when_it_is_
 
 
 def test_memory_that_does_not_come_back_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BACK", 0.3)
+    monkeypatch.setattr(returning, "_BACK", 0.3)
 
     async def scene(stage: Stage) -> None:
         a = (await stage.ask("a", gpu=400).until("granted")).loads(400, 41)
