@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ostler.plane import session as one_session
+from ostler.plane import handshake as handshakes
 from ostler.sessions import frames
 from tests.plane.serving import run
 from tests.sessions.planes import FakeNode, echo, handshake, session_of, until
@@ -301,7 +301,7 @@ def test_a_client_whose_only_worker_is_dead_gets_the_next_one(node: FakeNode) ->
 def test_workers_that_accept_and_say_nothing_or_garbage_or_no_are_not_the_end(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_session, "HEAD", 0.2)
+    monkeypatch.setattr(handshakes, "HEAD", 0.2)
 
     async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()
