@@ -401,7 +401,9 @@ def test_gpus_are_not_read_again_and_again_for_workers_that_need_none() -> None:
             holder.release()
         await until(lambda: not stage.ledger._left, "all to be back")
         a = await stage.ask("cpu", host=1).until("granted")
-        await asyncio.sleep(0.05)
+        asked = time.monotonic()
+        stage.ledger._readers[1].ask()
+        await until(lambda: stage.ledger._gpus.at >= asked, "the readings that were asked for until now")
         reads = stage.box.reads
         for n in range(20):
             (await stage.ask(f"cpu{n}", host=1).until("granted")).ticket.settled()
