@@ -20,6 +20,7 @@ from ostler.errors import StoreBusy
 from ostler.events import Bus
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
+from ostler.parts import Tasks
 from ostler.store import now_ms
 from ostler.store.artifacts import Gone
 from ostler.store.lanes import Lane
@@ -57,20 +58,14 @@ class Upkeep:
         self._most = 100  # jobs that the next step of a purge deletes
         self._parts_due = 0.0
         self._begins = True
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(_forever("schedules", self._schedules), name="schedules"),
-            loop.create_task(_forever("upkeep", self._rounds), name="upkeep"),
-        ]
+        self._tasks.begin(_forever("schedules", self._schedules), "schedules")
+        self._tasks.begin(_forever("upkeep", self._rounds), "upkeep")
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.stop()
 
     async def _schedules(self) -> None:
         patience = self._settings.store_patience

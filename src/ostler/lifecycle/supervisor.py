@@ -14,7 +14,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
@@ -33,6 +32,7 @@ from ostler.lifecycle.starting import Starts
 from ostler.lifecycle.state import Status, move
 from ostler.lifecycle.steps import Steps
 from ostler.lifecycle.worker import Pool, PoolSpec, Slot, Worker
+from ostler.parts import Tasks
 from ostler.store.lanes import Lane
 
 log = logging.getLogger("ostler.lifecycle")
@@ -78,7 +78,8 @@ class Supervisor:
         self._steps = Steps(self, self._recycling, self._orphans, Endings(self, self._recycling, limits))
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
+        self.spawn_task = self._tasks.begin
         self._next_beat = 0.0
         self._last_look = time.monotonic()
         for pool in self.pools.values():
@@ -167,14 +168,9 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Drain, then end the loop and the guard. Before a start, and a second time, it does nothing."""
-        if not self._tasks:
-            await self._orphans.stop()
-            return
-        await self.drain(entirely=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        if self._tasks.begun:
+            await self.drain(entirely=True)
+            await self._tasks.stop()
         await self._orphans.stop()
 
     # ---- what tenants ask
@@ -352,13 +348,3 @@ class Supervisor:
         beating = [slot.worker for slot in self.slots.values() if slot.worker is not None]
         self.bus.send(Beats(len(beating)))
         self.records.beats(beating)
-
-    def spawn_task(self, work: Any, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("the task %r failed", task.get_name(), exc_info=error)

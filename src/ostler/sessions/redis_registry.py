@@ -20,6 +20,7 @@ from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import RegistryAway
+from ostler.parts import Tasks
 from ostler.sessions.redis_rows import Own, field_of, packed, registered, unpacked, worker_id
 from ostler.sessions.redis_server import AGAIN, RedisServer, errors
 from ostler.sessions.registry import (
@@ -71,7 +72,7 @@ class RedisRegistry:
         self._numbers = itertools.count(1)
         self._order = asyncio.Lock()
         self._patient_until = 0.0
-        self._listener: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._server = RedisServer(settings.registry, patience)
         self._ttl = int(settings.registry_key_ttl * 1000)
 
@@ -83,14 +84,11 @@ class RedisRegistry:
         self._patient_until = time.monotonic() + self._settings.registry_key_ttl
         if ended := await self._lane.call(_ended_nodes, patience=self._server.patience):
             await self._reap(-1, ended)  # what this node had in earlier lives need not wait for its keys to expire
-        self._listener = asyncio.get_running_loop().create_task(self._listen(), name="registry's bell")
+        self._tasks.begin(self._listen(), "registry's bell")
 
     async def stop(self) -> None:
         """Tell what is still to be told, and hang up."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+        await self._tasks.stop()
         try:
             async with self._order:
                 if self._memory.owed:
