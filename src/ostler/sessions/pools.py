@@ -40,14 +40,7 @@ _AGAIN = 0.1  # seconds after which a session that the registry did not admit is
 class SessionPools:
     """All session pools of the node. A part of it: `start` begins the turns with the registry. `supervisor` is set by the runtime."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, SessionSpec],
-        registry: Registry,
-        bus: Bus,
-        *,
-        beat: float,
-    ) -> None:
+    def __init__(self, specs: Mapping[str, SessionSpec], registry: Registry, bus: Bus, *, beat: float) -> None:
         self.specs, self.registry, self.bus, self._every = dict(specs), registry, bus, beat
         self.supervisor: Supervisor
         self.neighbours: Neighbours | None = None
