@@ -42,13 +42,8 @@ _INTERNAL = frozenset(
 )
 
 
-_APPS = (
-    "browser",
-    "clips_",
-    "music_",
-    "models_",
-    "fd_",
-)  # variables of the apps that come with Ostler, and of descriptors that workers inherit
+# Variables of the apps that come with Ostler, and of descriptors that workers inherit.
+_APPS = ("browser", "clips_", "music_", "models_", "fd_")
 _SHORTEST_SECRET = 16  # characters of a token
 _SHORTEST_PART = 5  # letters of a word that a misspelt name is compared with
 

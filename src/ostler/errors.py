@@ -192,9 +192,8 @@ class JobFailed(OstlerError):
         traceback: str | None = None,
         errors: list[dict[str, Any]] | None = None,
     ) -> None:
-        super().__init__(
-            job, task, code, message, traceback, errors
-        )  # all of them, so that the exception can be pickled
+        # All of them, so that the exception can be pickled.
+        super().__init__(job, task, code, message, traceback, errors)
         self.job, self.task, self.code, self.message, self.traceback = job, task, code, message, traceback
         self.errors = errors or []
         if traceback:  # printed after the message, as a note (PEP 678)

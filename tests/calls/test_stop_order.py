@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import time
 from pathlib import Path
 
 from tests.harness import until
@@ -44,7 +43,10 @@ def test_a_job_that_finishes_while_its_node_stops_can_call_a_model(make_node, tm
     until(lambda: (tmp_path / "called").exists(), "the first call")
     node.signal(signal.SIGTERM)
     until(lambda: "stopping: running work" in node.log(), "the node to stop")
-    time.sleep(0.5)  # for a model that would leave at once
+    beat = node.wait_status("worker:work:0", "draining")["last_heartbeat"]
+    # What was written down before that heartbeat is seen.
+    node.wait_worker("worker:work:0", "another heartbeat", lambda w: w["last_heartbeat"] > beat)
+    assert node.worker("worker:double:0")["status"] == "healthy", "it is needed until the job has ended"
     (tmp_path / "go").touch()
     assert node.wait() == 0
     with node.open_store() as store:

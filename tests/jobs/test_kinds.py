@@ -17,6 +17,7 @@ from pydantic import BaseModel, Field
 from ostler import BadArguments, Job, JobFailed, Ostler
 from ostler.cli.enqueue import pairs
 from ostler.jobs import kinds, signature
+from ostler.jobs.annotations import type_of
 from ostler.testing import Bench
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=timezone.utc)
@@ -137,7 +138,7 @@ TYPES: list[tuple[Any, Any, Any, str]] = [
 
 @pytest.mark.parametrize(("hint", "value", "form", "words"), TYPES)
 def test_a_value_goes_to_json_and_back(hint: Any, value: Any, form: Any, words: str) -> None:
-    found = kinds.describe(hint)
+    found = type_of(hint)
     assert kinds.words(found.kind) == words
     plain = kinds.plain(value)
     assert json.loads(json.dumps(plain)) == plain == form
@@ -151,7 +152,7 @@ def test_a_value_goes_to_json_and_back(hint: Any, value: Any, form: Any, words: 
     "hint", [int, str, list[int], dict[str, Any], Any, bytes, set[int], Shape, object, Plain | None]
 )
 def test_what_is_json_or_unknown_is_not_converted(hint: Any) -> None:
-    assert kinds.describe(hint).load is None
+    assert type_of(hint).load is None
 
 
 WRONG: list[tuple[Any, Any, str]] = [
@@ -187,7 +188,7 @@ WRONG: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("hint", "value", "complaint"), WRONG)
 def test_a_value_that_does_not_fit_is_refused_in_words(hint: Any, value: Any, complaint: str) -> None:
-    assert complaint in str(kinds.complaint("x", kinds.describe(hint).kind, value))
+    assert complaint in str(kinds.complaint("x", type_of(hint).kind, value))
 
 
 def test_models_of_pydantic_are_theirs_to_check() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ostler.lifecycle import ledger as module
+from ostler.lifecycle import returning
 from ostler.lifecycle.admission import HOST, Need
 from ostler.lifecycle.devices import Device, Devices, Reading, Unreadable
 from ostler.lifecycle.footprints import Peaks
@@ -164,7 +164,7 @@ def test_an_idle_one_is_claimed_at_once_and_its_memory_is_given_only_when_it_is_
 
 
 def test_memory_that_does_not_come_back_is_waited_for_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_BACK", 0.3)
+    monkeypatch.setattr(returning, "_BACK", 0.3)
 
     async def scene(stage: Stage) -> None:
         a = (await stage.ask("a", gpu=400).until("granted")).loads(400, 41)
@@ -401,7 +401,9 @@ def test_gpus_are_not_read_again_and_again_for_workers_that_need_none() -> None:
             holder.release()
         await until(lambda: not stage.ledger._left, "all to be back")
         a = await stage.ask("cpu", host=1).until("granted")
-        await asyncio.sleep(0.05)
+        asked = time.monotonic()
+        stage.ledger._readers[1].ask()
+        await until(lambda: stage.ledger._gpus.at >= asked, "the readings that were asked for until now")
         reads = stage.box.reads
         for n in range(20):
             (await stage.ask(f"cpu{n}", host=1).until("granted")).ticket.settled()

@@ -130,7 +130,11 @@ def test_who_is_back_first_after_an_outage_gives_the_others_a_lease_to_follow(fl
         node.proxy.heal()
     well = "SELECT count(*) FROM ostler.nodes WHERE beat_at + 2000 > (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
     fleet.until(lambda: fleet.one(well) == 2, "two of them to be back")
-    time.sleep(2)  # they look for dead nodes twice a second
+    since = fleet.one("SELECT max(beat_at) FROM ostler.nodes")
+    beaten = "SELECT count(*) FROM ostler.nodes WHERE beat_at > %s"
+    fleet.until(
+        lambda: fleet.one(beaten, since + 2000) == 2, "heartbeats of two seconds; they look for dead nodes as often"
+    )
     nodes[2].proxy.heal()
     fleet.until(lambda: fleet.one(well) == 3, "the third to be back")
     assert fleet.dead() == []

@@ -11,7 +11,7 @@ import pytest
 
 from ostler import config
 from ostler.errors import ConfigError, RegistryAway
-from ostler.sessions import redis_registry, redis_server
+from ostler.sessions import redis_rows, redis_server
 from ostler.sessions.redis_registry import RedisRegistry
 from ostler.sessions.registry import WorkerKey
 from ostler.store.nodes import NodeRow
@@ -65,9 +65,9 @@ async def test_the_keys_are_those_that_one_looks_for_with_redis_cli(redis: Redis
 
 
 def test_ids_in_keys_are_safe_and_differ_between_starts_of_a_node() -> None:
-    one = redis_registry.worker_id("we b:1@3fa9c2ffffff", worker("worker:my pool:3", 7, pool="my pool"))
+    one = redis_rows.worker_id("we b:1@3fa9c2ffffff", worker("worker:my pool:3", 7, pool="my pool"))
     assert one == "we-b-1-3fa9c2-my-pool-3-7"
-    assert one != redis_registry.worker_id("we b:1@aaaaaa000000", worker("worker:my pool:3", 7, pool="my pool"))
+    assert one != redis_rows.worker_id("we b:1@aaaaaa000000", worker("worker:my pool:3", 7, pool="my pool"))
 
 
 @on_a_loop

@@ -12,7 +12,7 @@ from websockets.asyncio.client import ClientConnection
 from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from ostler.plane import session as one_session
+from ostler.plane import handshake as handshakes
 from ostler.sessions import frames
 from tests.plane.serving import run
 from tests.sessions.planes import FakeNode, echo, handshake, session_of, until
@@ -153,10 +153,13 @@ def test_whoever_ends_it_the_client_is_told_why(node: FakeNode) -> None:
 def test_a_worker_that_breaks_off_is_explained_by_what_the_node_says_a_moment_later(node: FakeNode) -> None:
     async def worker(connection: ServerConnection) -> None:
         await connection.recv()
+        assert connection.request is not None
+        id_ = connection.request.headers["x-ostler-session"]
+        splice = node.sessions.live[id_].splice
         connection.transport.abort()
-        if connection.request is not None and "explained" in connection.request.path:
-            await asyncio.sleep(0.05)
-            node.tell("kill", connection.request.headers["x-ostler-session"], "worker-lost", "the browser died")
+        if "explained" in connection.request.path:
+            await until(lambda: splice._first is not None, "the plane to see the end")
+            node.tell("kill", id_, "worker-lost", "the browser died")
 
     async def main() -> None:
         async with node.running():
@@ -245,7 +248,11 @@ def test_an_end_in_the_middle_of_a_frame_closes_without_one(node: FakeNode) -> N
             reader, writer = await node.raw(handshake())
             await reader.readuntil(b"\r\n\r\n")
             assert await reader.readexactly(7) == b"\x81\x0ahalf "
-            await asyncio.sleep(0.2)
+            (live,) = node.sessions.live.values()
+            real, may = live.splice.may_write, []
+            live.splice.may_write = lambda: may.append(real()) or may[-1]
+            await until(lambda: len(may) > 1, "pings to be due")
+            assert not any(may)
             go_on.set()
             assert await reader.readexactly(5) == b"whole"
             assert await reader.readexactly(4) == b"\x81\x0aha"
@@ -301,7 +308,7 @@ def test_a_client_whose_only_worker_is_dead_gets_the_next_one(node: FakeNode) ->
 def test_workers_that_accept_and_say_nothing_or_garbage_or_no_are_not_the_end(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(one_session, "HEAD", 0.2)
+    monkeypatch.setattr(handshakes, "HEAD", 0.2)
 
     async def mute(reader: asyncio.StreamReader, _: asyncio.StreamWriter) -> None:
         await reader.read()

@@ -393,7 +393,8 @@ def test_a_websocket_client_of_a_tcp_pool_is_bridged(node: FakeNode) -> None:
                 await client.send("hello\n")
                 assert await client.recv() == b"HELLO\n"
                 await (await client.ping())
-                await asyncio.sleep(0.2)  # it answers our pings, too
+                (live,), pings = node.sessions.live.values(), {0.0}
+                await until(lambda: pings.add(live.splice._pinged) or len(pings) > 4, "answers to our pings, too")
                 body = b"y" * 300_000 + b"\n"
                 await client.send([body[:1000], body[1000:]])
                 got = b""

@@ -105,7 +105,7 @@ def test_a_worker_that_is_not_probed_is_never_said_to_hang(
         made = Child(spec, tmp_path, {**OPTIONS, **options}, channel)
         running = asyncio.create_task(made.run())
         await until(lambda: said, "it to be ready")
-        await asyncio.sleep(0.05)
+        await until(lambda: "probe" not in {task.get_name() for task in asyncio.all_tasks()}, "no probe to run")
         made._probed -= 3600  # noqa: SLF001
         made.facts()
         made.stop()

@@ -295,6 +295,9 @@ def ostler(folder: Path, *words: str) -> str:
 
 
 def test_the_terminal_lists_and_ends_sessions_and_shows_capacity(node: Node) -> None:
+    with joined(node) as (_, earlier):
+        pass
+    wait_ended(node, earlier)
     with joined(node) as (client, session):
         shown = ostler(node.folder, "sessions")
         assert re.search(rf"{session}\s+(?:live|opening)\s+user:\d+.*worker:seen:0", shown), shown

@@ -41,9 +41,8 @@ def up(
 
     SIGTERM or Ctrl-C stops the node after running jobs have finished (up to stop_grace). A second one stops it at once.
     """
-    if (
-        os.getpid() == 1
-    ):  # in a container: the kernel drops what PID 1 does not handle, and loading an app can take a while
+    # In a container: the kernel drops what PID 1 does not handle, and loading an app can take a while.
+    if os.getpid() == 1:
         signal.signal(signal.SIGTERM, _leave)
     if reload:
         from ostler.cli import reload as reloading  # noqa: PLC0415

@@ -14,10 +14,8 @@ from ostler.lifecycle.worker import Worker
 
 log = logging.getLogger("ostler.jobs")
 
-_OUTERMOST, _CUT = (
-    b" in _work",
-    b"  ...",
-)  # the last line of a worker's stack that is of interest, or of one that is too deep
+# The last line of a worker's stack that is of interest, or of one that is too deep.
+_OUTERMOST, _CUT = b" in _work", b"  ..."
 _STACK = 1.0  # seconds that a worker gets to print its stack, before it is killed
 RECALL_AFTER = 0.050  # seconds; a running job that lasts longer gives back what waits behind it
 

@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from ostler.task import Task
 
 _TRACE, _HEAD = 8000, 2000  # characters of a traceback that are kept, and how many of them from its beginning
-_NOT_THEIRS = (
-    str(Path(__file__).parent),
-    str(Path(traceback.__file__).parent / "asyncio"),
-)  # files of the first frames
+# Files of the first frames.
+_NOT_THEIRS = (str(Path(__file__).parent), str(Path(traceback.__file__).parent / "asyncio"))
 _EXPECTED = (Fail, Retry, Snooze, Cancel, Cancelled, LostClaim)
 
 # ("done", job, fence, result as JSON) or ("fail", job, fence, kind, error, seconds to wait or None)

@@ -19,6 +19,7 @@ from ostler.errors import StoreBusy
 from ostler.jobs.dispatcher import Dispatcher
 from ostler.lifecycle.control import Control
 from ostler.lifecycle.supervisor import Supervisor
+from ostler.parts import Tasks
 from ostler.store import fleet, now_ms
 from ostler.store.lanes import Lane
 from ostler.store.store import Store
@@ -63,7 +64,7 @@ class Poll:
     ) -> None:
         self._settings, self._lane, self._writer, self._control = settings, lane, writer, control
         self._supervisor, self._dispatcher = supervisor, dispatcher
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         self._rung = asyncio.Event()
         self._granted: dict[int, None] = {}  # wishes that were done; their answers may still be on the way to the store
         self.stranded: list[str] = []
@@ -78,17 +79,11 @@ class Poll:
         await self.look()
         for complaint in self.stranded:
             log.warning("%s", complaint)
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._run(), name="poll"),
-            loop.create_task(self._answer_rings(), name="answer rings"),
-        ]
+        self._tasks.begin(self._run(), "poll")
+        self._tasks.begin(self._answer_rings(), "answer rings")
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.stop()
 
     def ring(self) -> None:
         """Somebody rang: perhaps an operator."""

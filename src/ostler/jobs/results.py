@@ -3,7 +3,7 @@
 A publish writes to a temporary file in `.parts`, syncs, checks that no newer claim has published, and moves into place; a small note
 beside it (size, checksum, fence) makes it valid. When it returns, file, note and the folders above them survive a power cut. A run
 that finds a valid artifact of an earlier run can stop there. What a killed publish leaves in `.parts` is deleted by `sweep`.
-Local directories need the standard library alone; any other URL (s3://…, gs://…, memory://…) goes through fsspec.
+Local directories need the standard library alone; any other URL (s3://…, gs://…, memory://…) is for remote_results.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO, Any, NamedTuple, Protocol
+from typing import IO, NamedTuple, Protocol
 
-from ostler import extras, private
-from ostler.errors import BadArguments, ConfigError, OstlerError
+from ostler import private
+from ostler.errors import BadArguments, OstlerError
 
 _CHUNK = 1 << 20
-_PARTS = ".parts"  # in the root: no key begins with a dot
-_NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
+PARTS = ".parts"  # in the root: no key begins with a dot
+NOTE = ".ostler"  # the note's name is the artifact's with a dot before it and this behind
 _KEY, _PART = 1000, 240  # bytes of a key, and of a name in it: file systems take 255, buckets 1024 in all
 
 
@@ -92,6 +92,8 @@ def connect(url: str, data: Path) -> Results:
         return LocalResults(Path(url.removeprefix("file://")))
     if "://" not in url:
         return LocalResults(Path(url)) if url else LocalResults(data / "results", own=True)
+    from ostler.jobs.remote_results import RemoteResults  # noqa: PLC0415  most have none
+
     return RemoteResults(url)
 
 
@@ -127,14 +129,14 @@ class LocalResults:
     ) -> Published:
         target = self.path(key)
         _make(target.parent, self.root, own=self._own)
-        parts = self.root / _PARTS
+        parts = self.root / PARTS
         _folder(parts, own=self._own)
-        temporary = parts / f"{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
+        temporary = parts / part_name(fence)
         note = temporary.with_name(f"{temporary.name}.note")
         try:
             size, digest = _copy(source, temporary, own=self._own)
             with self._made(target.parent) as folder:
-                _check_fence(self.find(key), key, fence, origin, job, holds)
+                check_fence(self.find(key), key, fence, origin, job, holds)
                 published = Published(key, size, digest, fence, time.time_ns() // 1_000_000, origin, job)
                 _write(note, json.dumps(published._asdict()), own=self._own)
                 # The note goes first: while old and new are mixed, size and checksum do not fit and nothing counts as valid.
@@ -201,14 +203,14 @@ class LocalResults:
         return False
 
     def forget(self, job: int, origin: str = "") -> None:
-        for path in list((self.root / str(job)).rglob(f".*{_NOTE}")):
+        for path in list((self.root / str(job)).rglob(f".*{NOTE}")):
             if note := _read(path):
                 self.remove(note.key, job, origin)
 
     def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
         deleted = 0
         oldest = (time.time() if now is None else now) - max_age
-        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / _PARTS) as entries:
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.root / PARTS) as entries:
             for entry in entries:
                 with contextlib.suppress(OSError):  # it was moved or deleted meanwhile
                     if entry.stat(follow_symlinks=False).st_mtime < oldest:
@@ -217,105 +219,7 @@ class LocalResults:
         return deleted
 
 
-class RemoteResults:
-    """Anything that fsspec can reach. A put of an object is atomic there; the note follows it."""
-
-    def __init__(self, url: str) -> None:
-        try:
-            import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415
-        except ImportError:
-            raise ConfigError(f"results {url!r} needs fsspec: {extras.command('storage')}") from None
-        self._fs: Any
-        self._fs, self._root = fsspec.core.url_to_fs(url)
-        self._parts = f"{self._root.rstrip('/')}/{_PARTS}"
-
-    def _at(self, key: str) -> str:
-        return f"{self._root.rstrip('/')}/{check_key(key)}"
-
-    def put(
-        self, source: Path, key: str, fence: int, origin: str = "", job: int = 0, holds: Holds | None = None
-    ) -> Published:
-        target = self._at(key)
-        _check_fence(self.find(key), key, fence, origin, job, holds)
-        published = Published(
-            key, source.stat().st_size, checksum(source), fence, time.time_ns() // 1_000_000, origin, job
-        )
-        temporary = f"{self._parts}/{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
-        for folder in (self._parts, target.rpartition("/")[0]):
-            self._fs.makedirs(folder, exist_ok=True)
-        try:
-            self._fs.put_file(str(source), temporary)
-            self._fs.mv(temporary, target)
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(temporary)
-        self._fs.pipe_file(_beside(target), json.dumps(published._asdict()).encode())
-        return published
-
-    def find(self, key: str) -> Published | None:
-        target = self._at(key)
-        try:
-            note = Published(**json.loads(self._fs.cat_file(_beside(target))))
-            return note if self._fs.size(target) == note.size else None
-        except (
-            FileNotFoundError,
-            ValueError,
-            TypeError,
-        ):  # other trouble passes: it does not mean that nothing is there
-            return None
-
-    def open(self, key: str) -> IO[bytes]:
-        opened: IO[bytes] = self._fs.open(self._at(key), "rb")
-        return opened
-
-    def take(self, key: str) -> tuple[Published, IO[bytes]] | None:
-        found = self.find(key)
-        try:
-            return None if found is None else (found, self.open(key))
-        except FileNotFoundError:
-            return None
-
-    def fetch(self, key: str, to: Path) -> Path:
-        self._fs.get_file(self._at(key), str(to))
-        return to
-
-    def delete(self, key: str) -> None:
-        for path in (_beside(self._at(key)), self._at(key)):
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(path)
-
-    def remove(self, key: str, job: int, origin: str = "") -> bool:
-        try:
-            note = Published(**json.loads(self._fs.cat_file(_beside(self._at(key)))))
-        except (FileNotFoundError, ValueError, TypeError):
-            return False
-        if (note.job, note.origin) == (job, origin):
-            self.delete(key)
-            return True
-        return False
-
-    def forget(self, job: int, origin: str = "") -> None:
-        root = self._root.rstrip("/")
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._fs.find(f"{root}/{job}"):
-                folder, _, name = path.rpartition("/")
-                if name.startswith(".") and name.endswith(_NOTE):
-                    key = f"{folder}/{name[1 : -len(_NOTE)]}".removeprefix(root).lstrip("/")
-                    self.remove(key, job, origin)
-
-    def sweep(self, max_age: float = 86400.0, now: float | None = None) -> int:
-        deleted = 0
-        oldest = (time.time() if now is None else now) - max_age
-        with contextlib.suppress(FileNotFoundError):
-            for path in self._fs.ls(self._parts, detail=False):
-                with contextlib.suppress(FileNotFoundError):
-                    if self._fs.modified(path).timestamp() < oldest:
-                        self._fs.rm_file(path)
-                        deleted += 1
-        return deleted
-
-
-def _check_fence(
+def check_fence(
     found: Published | None, key: str, fence: int, origin: str, job: int, holds: Holds | None = None
 ) -> None:
     """Every claim is in the store before its run begins. So when the store still names this claim, a note of a newer one is from
@@ -324,6 +228,11 @@ def _check_fence(
     newer = found is not None and (found.origin, found.job) == (origin, job) and found.fence > fence
     if found is not None and newer and not (holds is not None and holds()):
         raise LostClaim(f"{key} was published by a newer claim ({found.fence}); this one ({fence}) is too late")
+
+
+def part_name(fence: int) -> str:
+    """A file in `.parts` that no other publish uses."""
+    return f"{fence}.{os.getpid()}.{threading.get_ident()}.{time.time_ns()}"
 
 
 def valid(
@@ -373,12 +282,7 @@ def _read(note: Path) -> Published | None:
 
 
 def _note(target: Path) -> Path:
-    return target.with_name(f".{target.name}{_NOTE}")
-
-
-def _beside(target: str) -> str:
-    folder, _, name = target.rpartition("/")
-    return f"{folder}/.{name}{_NOTE}"
+    return target.with_name(f".{target.name}{NOTE}")
 
 
 def _write(path: Path, text: str, *, own: bool) -> None:

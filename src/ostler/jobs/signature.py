@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from ostler import habits
 from ostler.errors import BadArguments, ConfigError, PayloadTooLarge
 from ostler.jobs import kinds
-from ostler.jobs.kinds import DEEPEST, Load, Type
+from ostler.jobs.annotations import Load, Type, type_of
+from ostler.jobs.kinds import DEEPEST
 from ostler.jobs.options import OPTIONS
 
 _MARKS = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"|[^"\[\]{}]+')  # all of a JSON text but its brackets
@@ -65,7 +66,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             found.append({"name": "**"})
         else:
             required = parameter.default is inspect.Parameter.empty
-            kind, load = kinds.describe(hints.get(parameter.name, Any))
+            kind, load = type_of(hints.get(parameter.name, Any))
             known = {"name": parameter.name, "type": kind, "required": required}
             default = parameter.default
             if load is not None:
@@ -74,7 +75,7 @@ def describe(function: Callable[..., Any]) -> Signature:
             if not required and _is_json(default):
                 known["default"] = default
             found.append(known)
-    return Signature(found, loads, kinds.describe(hints.get("return", Any)))
+    return Signature(found, loads, type_of(hints.get("return", Any)))
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:

@@ -13,20 +13,21 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Bus
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
+from ostler.parts import Tasks
 from ostler.store import now_ms
 from ostler.store.artifacts import Gone
 from ostler.store.lanes import Lane
-from ostler.store.retention import Purged
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _LONGEST_SLEEP = 30.0  # clocks are set and other nodes change schedules: look again
@@ -57,20 +58,14 @@ class Upkeep:
         self._most = 100  # jobs that the next step of a purge deletes
         self._parts_due = 0.0
         self._begins = True
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(_forever("schedules", self._schedules), name="schedules"),
-            loop.create_task(_forever("upkeep", self._rounds), name="upkeep"),
-        ]
+        self._tasks.begin(_forever("schedules", self._schedules), "schedules")
+        self._tasks.begin(_forever("upkeep", self._rounds), "upkeep")
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.stop()
 
     async def _schedules(self) -> None:
         patience = self._settings.store_patience
@@ -113,9 +108,15 @@ class Upkeep:
             except Exception:
                 log.exception("upkeep, %s: failed; continuing with the rest", name)
 
-    async def _step(self, work: Callable[[Store], T]) -> T:
+    async def _step(self, work: Callable[Concatenate[Store, P], T], *values: P.args, **more: P.kwargs) -> T:
         """One short piece of work on the lane, and a pause as long as it took: others write, too."""
-        value, took = await self._lane.call(lambda store: _timed(work, store), patience=self._settings.store_patience)
+
+        def timed(store: Store) -> tuple[T, float]:
+            """What came of it, and for how long it kept others from writing."""
+            before = store.db.held
+            return work(store, *values, **more), store.db.held - before
+
+        value, took = await self._lane.call(timed, patience=self._settings.store_patience)
         await asyncio.sleep(max(took, 0.001))
         if took > 2 * _STEP:
             self._most = max(10, self._most // 2)
@@ -141,7 +142,9 @@ class Upkeep:
         failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
         more = True
         while more:
-            found = await self._step(partial(_purge, done=done, failed=failed, most=self._most))
+            found = await self._step(
+                lambda s, most: s.jobs.retention.purge(done_before=done, failed_before=failed, most=most), self._most
+            )
             deleted, more = deleted + len(found.jobs), found.more
         if deleted:
             log.info("deleted %d old jobs", deleted)
@@ -149,10 +152,10 @@ class Upkeep:
     async def _files(self) -> None:
         """What deleted jobs printed and published. What cannot be deleted now is tried again in the next round."""
         after = 0
-        while jobs := await self._step(partial(_files, after=after)):
+        while jobs := await self._step(lambda store, last: store.jobs.retention.files(last), after):
             await self._step(lambda store: store.jobs.retention.sync())
             gone = await asyncio.to_thread(self._forget, jobs)
-            await self._step(partial(_files_gone, jobs=gone))
+            await self._step(lambda store, jobs: store.jobs.retention.files_gone(jobs), gone)
             after = jobs[-1]
 
     def _forget(self, jobs: list[int]) -> list[int]:
@@ -173,10 +176,10 @@ class Upkeep:
         one that does not come back within a week stay there.
         """
         after: Gone | None = None
-        while found := await self._step(partial(_gone, after=after)):
+        while found := await self._step(lambda store, last: store.jobs.artifacts.gone(last), after):
             await self._step(lambda store: store.jobs.retention.sync())
             gone = await asyncio.to_thread(self._remove, found, now_ms() - _AWAY_MS)
-            await self._step(partial(_forget_artifacts, publishes=gone))
+            await self._step(lambda store, publishes: store.jobs.artifacts.forget(publishes), gone)
             after = found[-1]
 
     def _remove(self, publishes: list[Gone], before: int) -> list[Gone]:
@@ -198,7 +201,7 @@ class Upkeep:
         now, settings = now_ms(), self._settings
         after: str | None = ""
         while after is not None:
-            after = await self._step(partial(_purge_keys, now=now, after=after))
+            after = await self._step(lambda store, last: store.jobs.retention.purge_keys(now, last), after)
         kept = [seconds for seconds in (settings.retention, settings.failed_retention) if seconds]
         before = now - int(max(kept, default=0.0) * 1000)
         more = bool(kept)
@@ -212,19 +215,19 @@ class Upkeep:
 
     async def _calls(self) -> None:
         settings = self._settings
-        before = now_ms() - int(settings.calls_retention * 1000) if settings.calls_retention else None
-        if before is None and not settings.calls_kept:
-            return
-        while await self._step(partial(_purge_calls, before=before, kept=settings.calls_kept, most=self._most)):
-            pass
+        await self._rows(lambda store, *how: store.calls.purge(*how), settings.calls_retention, settings.calls_kept)
 
     async def _sessions(self) -> None:
         settings = self._settings
-        before = now_ms() - int(settings.sessions_retention * 1000) if settings.sessions_retention else None
-        if before is None and not settings.sessions_kept:
-            return
-        while await self._step(partial(_purge_sessions, before=before, kept=settings.sessions_kept, most=self._most)):
-            pass
+        keep = settings.sessions_retention, settings.sessions_kept
+        await self._rows(lambda store, *how: store.sessions.purge(*how), *keep)
+
+    async def _rows(self, purge: Callable[[Store, int | None, int, int], bool], retention: float, kept: int) -> None:
+        """Of a log: those older than so many seconds, and all but so many; 0: no limit."""
+        before = now_ms() - int(retention * 1000) if retention else None
+        if before is not None or kept:
+            while await self._step(purge, before, kept, self._most):
+                pass
 
     async def _parts(self) -> None:
         if time.monotonic() < self._parts_due:
@@ -250,47 +253,9 @@ def _fire(store: Store, node: str) -> tuple[list[int], float]:
     return jobs, _LONGEST_SLEEP if due is None else (due - store.now()) / 1000
 
 
-def _timed(work: Callable[[Store], T], store: Store) -> tuple[T, float]:
-    """What came of the work, and for how long it kept others from writing."""
-    before = store.db.held
-    return work(store), store.db.held - before
-
-
 def _folders(root: Path) -> list[int]:
     """The jobs that have scratch."""
     return [int(name) for name in os.listdir(root) if name.isdigit()] if root.is_dir() else []  # noqa: PTH208  names alone
-
-
-def _purge(store: Store, done: int | None, failed: int | None, most: int) -> Purged:
-    return store.jobs.retention.purge(done_before=done, failed_before=failed, most=most)
-
-
-def _files(store: Store, after: int) -> list[int]:
-    return store.jobs.retention.files(after)
-
-
-def _gone(store: Store, after: Gone | None) -> list[Gone]:
-    return store.jobs.artifacts.gone(after)
-
-
-def _forget_artifacts(store: Store, publishes: list[Gone]) -> None:
-    store.jobs.artifacts.forget(publishes)
-
-
-def _files_gone(store: Store, jobs: list[int]) -> None:
-    store.jobs.retention.files_gone(jobs)
-
-
-def _purge_calls(store: Store, before: int | None, kept: int, most: int) -> bool:
-    return store.calls.purge(before, kept, most)
-
-
-def _purge_sessions(store: Store, before: int | None, kept: int, most: int) -> bool:
-    return store.sessions.purge(before, kept, most)
-
-
-def _purge_keys(store: Store, now: int, after: str) -> str | None:
-    return store.jobs.retention.purge_keys(now, after)
 
 
 async def _forever(name: str, step: Callable[[], Awaitable[None]]) -> None:

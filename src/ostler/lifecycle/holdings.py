@@ -52,6 +52,22 @@ def resident(ticket: Ticket, standing: Standing) -> Resident:
     )
 
 
+def on_device(ticket: Ticket, found: GpuReadings) -> float:
+    """MB of device memory that its worker uses, as a reading tells."""
+    session = ticket.session or -1
+    if ticket.status == "parked":
+        return 0.0
+    if ticket.device is None:  # nothing was reserved; if it uses one all the same, the next of its kind reserves that
+        return sum((told or {}).get(session, 0.0) for told in found.sessions.values())
+    return (found.sessions.get(ticket.device) or {}).get(session, 0.0) or ticket.reported.gpu_mb
+
+
+def waiting(ticket: Ticket, need: Need, now: float) -> dict[str, Any]:
+    """One that waits, for health, metrics and dashboard."""
+    memory = {"host_mb": round(need.host_mb), "gpu_mb": round(need.gpu_mb)}
+    return {"owner": ticket.owner, **memory, "seconds": round(now - ticket.since, 1), "reason": ticket.why}
+
+
 def shown(memory: Memory, gpus: GpuReadings | None, held: Collection[Ticket]) -> dict[str, Any]:
     """One memory for health, metrics and dashboard, with who holds how much of it."""
     reading = gpus.readings.get(memory.name) if gpus else None

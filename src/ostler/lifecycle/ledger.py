@@ -12,7 +12,6 @@ import itertools
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -33,32 +32,20 @@ from ostler.lifecycle.admission import (
     decide,
     raised,
 )
-from ostler.lifecycle.devices import Devices
+from ostler.lifecycle.devices import Devices, Reading
 from ostler.lifecycle.footprints import CPU, Peaks
 from ostler.lifecycle.readings import GpuReadings, HostReading, Reader, read_gpus, read_host
+from ostler.lifecycle.returning import Left
 from ostler.lifecycle.ticket import Demand, Standing, Ticket, always_busy, nothing
 from ostler.store.footprints import Kind
 from ostler.store.lanes import Lane
 
 log = logging.getLogger("ostler.lifecycle")
 
-_BACK = 5.0  # seconds that the memory of a worker that has gone gets to show as free
 _QUICK, _WAITING, _HOLDING, _NOTHING = 0.1, 1.0, 5.0, 60.0  # seconds between looks
 _SOME = Need(gpu_mb=1.0)
 _FRESH = 0.2  # how much older than a waiter a reading may be that it is decided by
 _OLD = 3.0  # a reading of the GPUs that is older is no ground for a decision
-
-
-@dataclass(slots=True)
-class _Left:
-    """Device memory of a worker that has gone, or was parked, until a reading shows that it is back."""
-
-    owner: str
-    device: str
-    mb: float
-    free_before: float
-    session: int | None
-    at: float
 
 
 class Ledger:
@@ -78,7 +65,7 @@ class Ledger:
         self.exclusive, self._patience = exclusive, patience
         self._line: list[Ticket] = []
         self._held: dict[str, Ticket] = {}
-        self._left: list[_Left] = []
+        self._left: list[Left] = []
         self._host: HostReading | None = None
         self._gpus: GpuReadings | None = None
         self._unreadable: str | None = None
@@ -126,14 +113,12 @@ class Ledger:
         with each new reason. Once the worker has settled, `standing()` tells whether it could go, and `evict(short_of)` that it must:
         it is claimed by then, and either releases its ticket or says that it is `kept`.
         """
-        key = owner if all(owner != t.key for t in (*self._line, *self._held.values())) else self._key(owner)
+        is_known = any(owner == t.key for t in (*self._line, *self._held.values()))
+        key = f"{owner}#{next(self._numbers)}" if is_known else owner
         ticket = Ticket(owner, key, demand, self, granted, refused, waiting, standing, evict, eager=demand.eager)
         self._line.append(ticket)
         self.look()
         return ticket
-
-    def _key(self, owner: str) -> str:
-        return f"{owner}#{next(self._numbers)}"
 
     def known(self, kind: Kind | None) -> Need | None:
         """The largest peaks of earlier runs of that kind on the devices that this node has."""
@@ -199,8 +184,9 @@ class Ledger:
     def _gives_back(self, ticket: Ticket) -> None:
         """Its device memory will be free, but is not counted as such before a reading shows it."""
         if ticket.device and ticket.seen.gpu_mb > 0 and ticket.status != "parked" and self._gpus:
-            free = self._gpus.readings[ticket.device].free_mb if ticket.device in self._gpus.readings else 0.0
-            left = _Left(ticket.owner, ticket.device, ticket.seen.gpu_mb, free, ticket.session, time.monotonic())
+            reading = self._reading(ticket)
+            free = reading.free_mb if reading else 0.0
+            left = Left(ticket.owner, ticket.device, ticket.seen.gpu_mb, free, ticket.session, time.monotonic())
             self._left.append(left)
         ticket.seen = Need(ticket.seen.host_mb, 0.0)
 
@@ -215,12 +201,16 @@ class Ledger:
     def _most(self, ticket: Ticket, of: str) -> float:
         if of == HOST:
             return self._host.reading.device.total_mb - self._headroom.host_mb if self._host else 0.0
-        reading = self._gpus.readings.get(ticket.device or "") if self._gpus else None
+        reading = self._reading(ticket)
         return reading.device.total_mb - self._headroom.gpu_mb if reading else 0.0
 
     def _device_name(self, ticket: Ticket) -> str:
-        reading = self._gpus.readings.get(ticket.device or "") if self._gpus else None
+        reading = self._reading(ticket)
         return reading.device.name if reading else min(self._names())
+
+    def _reading(self, ticket: Ticket) -> Reading | None:
+        """The last one of its device."""
+        return self._gpus.readings.get(ticket.device or "") if self._gpus else None
 
     # ---- looking
 
@@ -263,45 +253,15 @@ class Ledger:
                 log.info("the GPUs can be read again")
             self._gpus, self._unreadable = found, None
             for ticket in self._held.values():
-                self._saw(ticket, Need(ticket.seen.host_mb, self._on_device(ticket, found)))
-            self._left = [left for left in self._left if not self._is_back(left, found)]
+                self._saw(ticket, Need(ticket.seen.host_mb, holdings.on_device(ticket, found)))
+            self._left = [left for left in self._left if not left.is_back(found)]
         self._decide()
-
-    def _on_device(self, ticket: Ticket, found: GpuReadings) -> float:
-        if ticket.status == "parked":
-            return 0.0
-        if (
-            ticket.device is None
-        ):  # nothing was reserved there; if it uses one all the same, the next of its kind reserves that
-            return sum((told or {}).get(ticket.session or -1, 0.0) for told in found.sessions.values())
-        by_session = found.sessions.get(ticket.device) or {}
-        return by_session.get(ticket.session or -1, 0.0) or ticket.reported.gpu_mb
 
     def _saw(self, ticket: Ticket, seen: Need) -> None:
         ticket.seen = seen
         ticket.peak = ticket.peak.largest(seen)
 
-    def _is_back(self, left: _Left, found: GpuReadings) -> bool:
-        reading = found.readings.get(left.device)
-        if reading is None:
-            return True
-        if found.at < left.at:
-            return False
-        told = found.sessions.get(left.device)
-        if reading.free_mb >= left.free_before + 0.9 * left.mb or (told is not None and left.session not in told):
-            return True
-        late = found.at - left.at >= _BACK
-        if late:
-            log.warning(
-                "%s has ended, but %.0f MB of %s are not free after %g s", left.owner, left.mb, left.device, _BACK
-            )
-        return late
-
     # ---- deciding
-
-    def _decide_soon(self) -> None:
-        if self._loop:
-            self._loop.call_soon(self._decide)
 
     def _decide(self) -> None:
         if self._loop is None or self._host is None:
@@ -350,8 +310,9 @@ class Ledger:
         return holdings.memories(host, self._gpus, self._held.values(), self._headroom)
 
     def _residents(self) -> list[Resident]:
-        found = [Resident(f"{left.owner} (left)", left.device, gpu_mb=left.mb, leaving=True) for left in self._left]
-        return found + [holdings.resident(ticket, self._standing(ticket)) for ticket in self._held.values()]
+        return [left.resident() for left in self._left] + [
+            holdings.resident(ticket, self._standing(ticket)) for ticket in self._held.values()
+        ]
 
     def _standing(self, ticket: Ticket) -> Standing:
         if ticket.status == "granted" or ticket.waking:
@@ -411,17 +372,7 @@ class Ledger:
             "unreadable": self._unreadable,
             "exclusive": self.exclusive,
             "operating": self.operating(),
-            "waiting": [
-                {
-                    "owner": ticket.owner,
-                    "host_mb": round(need.host_mb),
-                    "gpu_mb": round(need.gpu_mb),
-                    "seconds": round(now - ticket.since, 1),
-                    "reason": ticket.why,
-                }
-                for ticket in self._line
-                if (need := self._asks(ticket) or ticket.demand.declared)
-            ],
+            "waiting": [holdings.waiting(t, self._asks(t) or t.demand.declared, now) for t in self._line],
         }
 
 

@@ -23,6 +23,7 @@ from ostler.config import Settings
 from ostler.errors import StoreBusy
 from ostler.events import Bus, NodeDeclaredDead, Recovered
 from ostler.lifecycle import predecessor
+from ostler.parts import Tasks
 from ostler.store.identity import new_id
 from ostler.store.lanes import Lane
 from ostler.store.nodes import NodeRow
@@ -122,16 +123,13 @@ class Neighbours:
     ) -> None:
         self._settings, self._member, self._lane, self._bus, self._supervisor = settings, member, lane, bus, supervisor
         self._forget, self._declare, self._requeued = forget, declare, requeued
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        self._spawn(self._run(), "neighbours")
+        self._tasks.begin(self._run(), "neighbours")
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        await self._tasks.stop()
 
     # ---- others
 
@@ -172,7 +170,7 @@ class Neighbours:
         if self._supervisor.stopping:
             self._supervisor.force()
         else:
-            self._spawn(self._come_back(), "come back")
+            self._tasks.begin(self._come_back(), "come back")
 
     async def _come_back(self) -> None:
         await self._supervisor.abandon()
@@ -202,8 +200,3 @@ class Neighbours:
             log.exception("the node could not register again; retrying")
             return False
         return True
-
-    def _spawn(self, work: object, name: str) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work, name=name)  # type: ignore[arg-type]
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -30,8 +30,6 @@ LEGAL: dict[Status, frozenset[Status]] = {
     _S.FAILED: frozenset({_S.STOPPED}),  # by `reset` alone
 }
 
-ALIVE = frozenset({_S.STARTING, _S.HEALTHY, _S.DRAINING, _S.STOPPING})
-
 
 def move(component: str, before: Status, after: Status) -> Status:
     """The new status, when the edge exists; raises IllegalTransition otherwise."""

@@ -1,8 +1,8 @@
 """The supervisor: one loop that alone owns the state of all workers.
 
 Callbacks (a frame, a line, an exit, a request) only note facts and wake the loop; the loop looks at every slot and takes
-the next step that the facts call for. What is decided comes from `state`, `restart` and `recycle`, which are pure. What
-follows from an exit is in ending.py, what a worker leaves behind in orphans.py, what is paused in pauses.py.
+the next step that the facts call for (steps.py). What is decided comes from `state`, `restart` and `recycle`, which are pure.
+What follows from an exit is in ending.py, what a worker leaves behind in orphans.py, what is paused in pauses.py.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import secrets
 import signal
 import time
 from collections.abc import Callable, Iterable
-from typing import Any
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
@@ -31,15 +30,14 @@ from ostler.lifecycle.reserving import Reserving
 from ostler.lifecycle.restart import History, Limits
 from ostler.lifecycle.starting import Starts
 from ostler.lifecycle.state import Status, move
+from ostler.lifecycle.steps import Steps
 from ostler.lifecycle.worker import Pool, PoolSpec, Slot, Worker
-from ostler.store import now_ms
+from ostler.parts import Tasks
 from ostler.store.lanes import Lane
 
 log = logging.getLogger("ostler.lifecycle")
 
 _NEVER = RecycleLimits()
-
-
 LAST = 2  # `outlasts` of a pool that stays to the very end
 
 
@@ -75,12 +73,13 @@ class Supervisor:
         self.reserving = Reserving(self, ledger)
         self._starts = Starts(self)
         self._recycling = Recycling(self, self._starts.spawn)
-        self._endings = Endings(self, self._recycling, limits)
         folders = sorted({spec.folder for spec in specs if spec.folder})
         self._orphans = Orphans(self.token, lambda: [w for w in self._workers() if w.sweep is not True], folders)
+        self._steps = Steps(self, self._recycling, self._orphans, Endings(self, self._recycling, limits))
         self._wake = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = Tasks()
+        self.spawn_task = self._tasks.begin
         self._next_beat = 0.0
         self._last_look = time.monotonic()
         for pool in self.pools.values():
@@ -169,14 +168,9 @@ class Supervisor:
 
     async def stop(self) -> None:
         """Drain, then end the loop and the guard. Before a start, and a second time, it does nothing."""
-        if not self._tasks:
-            await self._orphans.stop()
-            return
-        await self.drain(entirely=True)
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
+        if self._tasks.begun:
+            await self.drain(entirely=True)
+            await self._tasks.stop()
         await self._orphans.stop()
 
     # ---- what tenants ask
@@ -274,7 +268,7 @@ class Supervisor:
 
     def _advance(self, slot: Slot, now: float) -> None:
         for worker in slot.all():
-            self._step(slot, worker, now)
+            self._steps.take(worker, now)
         if slot.worker is None and slot.heir is None:
             self._rest(slot, now)
 
@@ -288,77 +282,6 @@ class Supervisor:
         if due and self.reserving.may_start(slot, now):
             self._starts.spawn(slot)
 
-    def _step(self, slot: Slot, worker: Worker, now: float) -> None:
-        """One worker: take the next step that its facts call for."""
-        spec = slot.pool.spec
-        if worker.ended is not None:
-            # Its family goes first: what it was at must not run again while parts of the old run still live.
-            if worker.sweep is None:
-                self._sweep(worker)
-            if worker.sweep:
-                self._endings.ended(slot, worker, worker.ended, now)
-            return
-        if worker.killing is not None:
-            return  # SIGKILL is on its way; its end will wake us
-        match worker.status:
-            case Status.STARTING:
-                if worker.leave:
-                    self._begin_stop(slot, worker, now)
-                elif worker.announced:
-                    self._healthy(slot, worker, now)
-                elif now >= worker.startup_ends:
-                    self.kill(worker, "startup-deadline")
-            case Status.HEALTHY:
-                if worker.leave:
-                    self._move(slot, worker, Status.DRAINING)
-                    spec.tenant.drain(worker)
-                    self._step(slot, worker, now)
-                elif not self._silent(worker, now):
-                    self._settle(slot, worker, now)
-                    self._recycling.consider(slot, worker, now)
-            case Status.DRAINING:
-                if not spec.tenant.busy(worker) or (worker.leave_by is not None and now >= worker.leave_by):
-                    self._begin_stop(slot, worker, now)
-                else:
-                    self._silent(worker, now)
-            case Status.STOPPING:
-                leaving.escalate(worker, now)
-
-    def _silent(self, worker: Worker, now: float) -> bool:
-        if now < worker.last_beat + worker.pool.spec.stale_after:
-            return False
-        self.kill(worker, "unwell" if worker.unwell else "silence")
-        return True
-
-    def _settle(self, slot: Slot, worker: Worker, now: float) -> None:
-        if worker.settled or now < worker.ready_at + self.settings.healthy_after:
-            return
-        worker.settled = True
-        if slot.history.streak:
-            slot.history = restart.after_healthy(slot.history)
-            self.records.settled(worker)
-
-    # ---- ready
-
-    def _healthy(self, slot: Slot, worker: Worker, now: float) -> None:
-        if worker is slot.heir:
-            self._succeed(slot, worker)
-        worker.ready_at = worker.last_beat = now
-        worker.last_beat_ms = now_ms()
-        self._move(slot, worker, Status.HEALTHY)
-        self._next_beat = min(self._next_beat, now + 0.2)  # its memory is known: show it soon
-        self._recycling.over(slot)
-        self.reserving.ready(worker)
-        slot.pool.spec.tenant.ready(worker, worker.info)
-
-    def _succeed(self, slot: Slot, heir: Worker) -> None:
-        """The warmed replacement takes the slot; the old worker finishes what it has and goes."""
-        old, slot.worker, slot.heir = slot.worker, heir, None
-        self.records.starting(heir)
-        if old is not None:
-            slot.leaving.append(old)
-            self.leave(old)
-
     # ---- leaving
 
     def leave(self, worker: Worker, by: float | None = None) -> None:
@@ -369,10 +292,6 @@ class Supervisor:
         leaving.ask(worker, by)
         self.reserving.leaving(worker)
         self._wake.set()
-
-    def _begin_stop(self, slot: Slot, worker: Worker, now: float) -> None:
-        self._move(slot, worker, Status.STOPPING)
-        leaving.request(worker, now)
 
     def kill(self, worker: Worker, reason: str, *, on_purpose: bool = False) -> None:
         """SIGKILL the whole group. The exit is then noticed like any other; `on_purpose`: it says nothing against the worker."""
@@ -386,22 +305,6 @@ class Supervisor:
         if worker.process:
             worker.process.signal(signal.SIGTERM)
         self.leave(worker)
-
-    def _sweep(self, worker: Worker) -> None:
-        """End what the worker left behind, beside the loop."""
-        if worker.process is None:
-            worker.sweep = True
-            return
-        worker.sweep = False
-
-        async def sweep() -> None:
-            try:
-                await self._orphans.sweep(worker)
-            finally:
-                worker.sweep = True
-                self._wake.set()
-
-        self.spawn_task(sweep(), f"sweep {worker.component}")
 
     # ---- what operators ask (see control.py)
 
@@ -429,15 +332,11 @@ class Supervisor:
             for worker in (w for slot in pool.slots for w in slot.all()):
                 tell(worker)
 
-    # ---- records
+    # ---- heartbeats
 
-    def _move(self, slot: Slot, worker: Worker, status: Status) -> None:
-        before, worker.status = worker.status, move(slot.component, worker.status, status)
-        if worker in slot.leaving:
-            return
-        pid = worker.process.pid if worker.process else None
-        self.bus.send(WorkerMoved(slot.component, worker.generation, before, status, pid=pid))
-        self.records.moved(worker)
+    def beat_by(self, moment: float) -> None:
+        """Write the next heartbeats no later than that (monotonic)."""
+        self._next_beat = min(self._next_beat, moment)
 
     def _beat(self) -> None:
         """Write all heartbeats of the node in one statement."""
@@ -449,13 +348,3 @@ class Supervisor:
         beating = [slot.worker for slot in self.slots.values() if slot.worker is not None]
         self.bus.send(Beats(len(beating)))
         self.records.beats(beating)
-
-    def spawn_task(self, work: Any, name: str) -> None:
-        task = asyncio.get_running_loop().create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._task_done)
-
-    def _task_done(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()):
-            log.error("the task %r failed", task.get_name(), exc_info=error)

@@ -15,6 +15,7 @@ from typing import Any
 
 from ostler.errors import OstlerError, StoreBusy
 from ostler.events import Bus, JobsTouched
+from ostler.parts import Tasks
 from ostler.store.lanes import Lane
 
 log = logging.getLogger("ostler.live")
@@ -43,24 +44,18 @@ class Waiters:
         self._touched: set[int] = set()  # jobs that somebody waits for, and that may have ended
         self._dirty = asyncio.Event()
         self._closed = False
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         bus.listen(self._heard)
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._run(), name="waiters"),
-            loop.create_task(self._poll(), name="waiters poll"),
-        ]
+        self._tasks.begin(self._run(), "waiters")
+        self._tasks.begin(self._poll(), "waiters poll")
 
     async def stop(self) -> None:
         """Everybody is answered now, and nobody waits any more."""
         self._closed = True
         self._wake(set(self._waiting))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.stop()
 
     @contextlib.contextmanager
     def waiting(self, job: int) -> Iterator[asyncio.Future[None]]:

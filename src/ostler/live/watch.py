@@ -42,6 +42,7 @@ from ostler.live.jobs import TOPIC, Found, Jobs
 from ostler.live.queues import Counts, Queues
 from ostler.live.topics import Pattern
 from ostler.live.workers import Workers
+from ostler.parts import Tasks
 from ostler.sessions.shown import Sessions
 from ostler.store import fleet
 from ostler.store.fleet import Fleet
@@ -89,28 +90,22 @@ class Watch:
         self._looking = asyncio.Lock()
         self._incidents_dirty = True
         self._told: set[str] = set()  # incidents that the broker has
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
         incidents.changed = self._nudge
         bus.listen(self._heard)
 
     # ---- start and stop
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._tasks = [
-            loop.create_task(self._run(), name="watch"),
-            loop.create_task(self._tick(), name="keep-alive"),
-            loop.create_task(self._poll(), name="watch poll"),
-            loop.create_task(self._follow_nodes(), name="watch nodes"),
-        ]
+        self._tasks.begin(self._run(), "watch")
+        self._tasks.begin(self._tick(), "keep-alive")
+        self._tasks.begin(self._poll(), "watch poll")
+        self._tasks.begin(self._follow_nodes(), "watch nodes")
 
     async def stop(self) -> None:
         """End the streams, then the watch."""
         self._broker.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await self._tasks.stop()
 
     async def follow(self, patterns: frozenset[Pattern], last_id: str | None, *, ping: bool = False) -> Client:
         """A client whose first `take` is a true snapshot, or what it missed since `last_id`."""

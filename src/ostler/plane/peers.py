@@ -16,10 +16,8 @@ _SOCK_DIAG, _BY_FAMILY = 4, 20  # the netlink protocol, and the type of its ques
 _HEAD = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBBI")
 _ANY_COOKIE = b"\xff" * 8
-_PAIR, _UID = (
-    16 + 4,
-    16 + 64,
-)  # where an answer has addresses and user (then the inode): struct inet_diag_msg, behind its head
+# Where an answer has addresses and user (then the inode): struct inet_diag_msg, behind its head.
+_PAIR, _UID = 16 + 4, 16 + 64
 
 _Address = tuple[str, int]
 

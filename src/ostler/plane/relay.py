@@ -28,17 +28,7 @@ OURS = frozenset({"token", "priority", "wait", "session", "ticket"})  # query pa
 SESSION = b"x-ostler-session"
 LEASE = b"x-ostler-lease"  # a slot that another node has kept
 CLIENT = b"x-ostler-from"  # the client's address, told by the node that passes it on
-_NOT_FOR_WORKERS = OWN | {
-    b"host",
-    b"origin",
-    b"authorization",
-    b"expect",
-    BY,
-    LEASE,
-    OWNER,
-    CLIENT,
-    SESSION,
-}
+_NOT_FOR_WORKERS = OWN | {b"host", b"origin", b"authorization", b"expect", BY, LEASE, OWNER, CLIENT, SESSION}
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"  # of RFC 6455
 _PATH = "/:@!$&'()*+,;=~-._"
 

@@ -7,21 +7,18 @@ is never passed on again. A client waits in its own node's line, and is tried el
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import secrets
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from ostler.plane.access import BY
 from ostler.plane.answer import switching
-from ostler.plane.ask import BadUpstream, ask
-from ostler.plane.forwarding import address
-from ostler.plane.plan import LATER, Plan, Refuse, Relay, Reply
+from ostler.plane.nodes import Nodes, keeps
+from ostler.plane.plan import LATER, Plan, Refuse, Relay
 from ostler.plane.relay import LEASE
 from ostler.plane.request import Request
-from ostler.plane.upstream import Head, Link, Upstream
+from ostler.plane.upstream import Head, Link
 from ostler.sessions.selection import Worker, matches
 from ostler.sessions.splice import Limits, Splice
 
@@ -34,9 +31,7 @@ log = logging.getLogger("ostler.plane")
 T = TypeVar("T")
 
 INNER = "/api/v1/inner/sessions/"
-_PATIENCE = 2.0  # seconds that a node gets to say whether it has a slot
 _KEPT = 3.0  # seconds for which a slot is kept for the client that is on its way
-_AVOIDED = 3.0  # seconds for which a node that could not be reached is not asked
 _HANDSHAKE = 30.0  # seconds that another node gets to connect the client
 
 
@@ -54,24 +49,16 @@ class SessionForwarding:
 
     def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
-        self._own, self._secret = "", ""
+        self._nodes = Nodes()
         self._peers: dict[str, dict[str, dict[str, Any]]] = {}  # by node and public name
-        self._upstreams: dict[str, Upstream] = {}
-        self._avoided: dict[str, float] = {}
         self._kept: dict[str, tuple[Worker, str, asyncio.TimerHandle]] = {}
         self._trying: dict[Session, asyncio.Task[None]] = {}
         self._away: dict[Splice, None] = {}
 
     def told(self, told: dict[str, Any]) -> None:
         """What the other nodes have."""
-        self._own, self._secret = told["own"], told["secret"]
+        self._nodes.told(told)
         self._peers = {node: peer["pools"] for node, peer in told["peers"].items()}
-        addresses = {node: address(peer["url"]) for node, peer in told["peers"].items()}
-        for node in [n for n, u in self._upstreams.items() if u.path != addresses.get(n)]:
-            self._upstreams.pop(node).close()
-        for node, where in addresses.items():
-            if where is not None and node not in self._upstreams:
-                self._upstreams[node] = Upstream(where)
         for group in self._sessions.slots.groups.values():
             for session in group.line.order(self._sessions.slots.live)[: self._free(group.name)]:
                 self.look_for(session)  # type: ignore[arg-type]
@@ -92,12 +79,12 @@ class SessionForwarding:
 
     def _ways(self, session: Session) -> list[str]:
         """Nodes that may have a slot for it, the one with the most first."""
-        if not self._upstreams or session.wish.caller.via is not None:
+        if session.wish.caller.via is not None:
             return []
-        now, found = self._sessions.time(), []
+        found = []
         for node, pools in self._peers.items():
             pool = pools.get(session.group.name)
-            if not pool or pool["free"] <= 0 or node not in self._upstreams or self._avoided.get(node, 0.0) > now:
+            if not pool or pool["free"] <= 0 or not self._nodes.may_be_asked(node):
                 continue
             served = pool.get("versions")
             if session.version is None or not served or any(matches(session.version, own) for own in served):
@@ -164,16 +151,16 @@ class SessionForwarding:
         wish = session.wish
         asked = {"owner": session.owner, "pool": wish.pool or "", "version": session.version or ""}
         for node in ways:
-            answer = await self._ask(node, session.group.name, asked)
-            if answer is not None:
+            lease = await self._ask(node, session.group.name, asked)
+            if lease is not None:
                 if pool := self._peers.get(node, {}).get(session.group.name):
                     pool["free"] -= 1  # until it says how many there are
-                return node, str(answer["lease"])
+                return node, lease
         return None
 
     def may_be_elsewhere(self, session: Session) -> bool:
         """Whether another node may have kept the session that this client comes back to."""
-        if not self._upstreams or session.wish.caller.via is not None:
+        if not self._nodes.upstreams or session.wish.caller.via is not None:
             return False
         return any(terms.get("sticky") for terms in session.group.pools.values())
 
@@ -187,34 +174,17 @@ class SessionForwarding:
 
     async def _holder(self, session: Session) -> str | None:
         asked = {"owner": session.owner, "key": session.wish.key or ""}
-        nodes = [*self._upstreams]
+        nodes = [*self._nodes.upstreams]
         answers = await asyncio.gather(*(self._ask(node, session.group.name, asked) for node in nodes))
         return next((node for node, answer in zip(nodes, answers, strict=True) if answer is not None), None)
 
-    async def _ask(self, node: str, name: str, asked: dict[str, str]) -> dict[str, Any] | None:
-        upstream = self._upstreams.get(node)
-        if upstream is None:
-            return None
-        path = f"{INNER}{quote(name, safe='')}?{urlencode(asked)}"
-        headers = {"authorization": f"Bearer {self._secret}", BY.decode(): self._own}
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                async with await ask(upstream, "GET", path, headers) as answer:
-                    if answer.status != 200:
-                        return None
-                    return dict(json.loads(await answer.read(10_000)))
-        except (BadUpstream, TimeoutError, ValueError, TypeError) as error:
-            self._avoid(node, f"it does not say whether it has a slot of {name}: {error}")
-            return None
-
-    def _avoid(self, node: str, why: str) -> None:
-        self._avoided[node] = self._sessions.time() + _AVOIDED
-        log.info("node %s is not asked for sessions for %g s: %s", node, _AVOIDED, why)
+    async def _ask(self, node: str, name: str, asked: dict[str, str]) -> str | None:
+        return await self._nodes.lease(node, f"{INNER}{quote(name, safe='')}?{urlencode(asked)}", f"a slot of {name}")
 
     # ---- passing on
 
     def _pass_on(self, session: Session, node: str, lease: str, stay: Callable[[], Plan]) -> Plan:
-        request, upstream = session.request, self._upstreams.get(node)
+        request, upstream = session.request, self._nodes.upstreams.get(node)
         if request is None or upstream is None:
             return stay()
         session.state, request.upgrades = "away", True
@@ -225,7 +195,7 @@ class SessionForwarding:
         def failed(reason: str) -> Plan:
             clock.cancel()
             slots.forget(session.owner)
-            self._avoid(node, reason)
+            self._nodes.avoid(node, reason)
             return stay() or LATER
 
         def declined(_: Request, head: Head) -> Plan:
@@ -243,7 +213,7 @@ class SessionForwarding:
 
         return Relay(
             upstream,
-            session.wish.passed_on(request, self._secret, self._own, lease),
+            session.wish.passed_on(request, self._nodes.secret, self._nodes.own, lease),
             failed=lambda _, reason, __: failed(reason),
             ended=ended,
             switched=switched,
@@ -281,7 +251,7 @@ class SessionForwarding:
         group, owner = found[0], given.get("owner", "")
         if "key" in given:
             if self._sessions.has_key(owner, group, given["key"]):
-                return _json({"lease": ""})
+                return keeps("")
             return Refuse(404, "NO_SESSION", "no session with that key waits here")
         wanted = _Asked(owner, given.get("version"), given.get("pool"))
         worker = slots.reserve(group, wanted)
@@ -290,7 +260,7 @@ class SessionForwarding:
         lease = secrets.token_hex(8)
         clock = asyncio.get_running_loop().call_later(_KEPT, self._expire, lease)
         self._kept[lease] = (worker, owner, clock)
-        return _json({"lease": lease})
+        return keeps(lease)
 
     def _expire(self, lease: str) -> None:
         if (kept := self._kept.pop(lease, None)) is not None:
@@ -314,7 +284,3 @@ class SessionForwarding:
         del self._kept[lease]
         clock.cancel()
         return worker
-
-
-def _json(value: object) -> Reply:
-    return Reply(200, {"content-type": "application/json"}, json.dumps(value).encode())

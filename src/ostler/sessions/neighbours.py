@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ostler.errors import OstlerError
+from ostler.parts import Tasks
 from ostler.sessions.registry import Registered
 
 if TYPE_CHECKING:
@@ -31,16 +32,13 @@ class Neighbours:
         self._news = asyncio.Event()
         self._is_deaf = False
         self._swept = time.monotonic()
-        self._task: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        self._task = asyncio.get_running_loop().create_task(self._run(), name="session neighbours")
+        self._tasks.begin(self._run(), "session neighbours")
 
     async def stop(self) -> None:
-        task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await self._tasks.stop()
 
     async def live(self) -> list[dict[str, Any]]:
         """Sessions of the other nodes, newest first, in the form of `store.sessions.list`."""

@@ -19,6 +19,7 @@ from ostler.errors import OstlerError
 from ostler.events import Bus, PoolPaused, SessionBegan, SessionEnded, SessionsTouched
 from ostler.lifecycle.wire import Frame
 from ostler.lifecycle.worker import Worker
+from ostler.parts import Tasks
 from ostler.sessions import figures
 from ostler.sessions.held import Counts, Live, Serving
 from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerKey
@@ -39,14 +40,7 @@ _AGAIN = 0.1  # seconds after which a session that the registry did not admit is
 class SessionPools:
     """All session pools of the node. A part of it: `start` begins the turns with the registry. `supervisor` is set by the runtime."""
 
-    def __init__(
-        self,
-        specs: Mapping[str, SessionSpec],
-        registry: Registry,
-        bus: Bus,
-        *,
-        beat: float,
-    ) -> None:
+    def __init__(self, specs: Mapping[str, SessionSpec], registry: Registry, bus: Bus, *, beat: float) -> None:
         self.specs, self.registry, self.bus, self._every = dict(specs), registry, bus, beat
         self.supervisor: Supervisor
         self.neighbours: Neighbours | None = None
@@ -60,25 +54,18 @@ class SessionPools:
         self._counts: dict[str, Counts] = {}
         self._turns = Turns(registry, self._judged, self.refuse)
         self._hurry = asyncio.Event()
-        self._tasks: list[asyncio.Task[None]] = []
+        self._tasks = Tasks()
 
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
         await self.registry.start()
         self.registry.rung = self.look_soon
         self.bus.listen(self._noticed)
-        self._tasks = [
-            loop.create_task(self._turns.run(), name="session turns"),
-            loop.create_task(self._beats(), name="session beats"),
-        ]
+        self._tasks.begin(self._turns.run(), "session turns")
+        self._tasks.begin(self._beats(), "session beats")
 
     async def stop(self) -> None:
         """After the supervisor: no worker is left."""
-        tasks, self._tasks = self._tasks, []
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if tasks:
+        if await self._tasks.stop():
             await self._try(self._turns.finish())
             await self.registry.stop()
 

@@ -14,16 +14,16 @@ import asyncio
 import itertools
 import json
 import logging
-import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ostler.config import Settings
 from ostler.errors import RegistryAway
+from ostler.parts import Tasks
+from ostler.sessions.redis_rows import Own, field_of, packed, registered, unpacked, worker_id
 from ostler.sessions.redis_server import AGAIN, RedisServer, errors
 from ostler.sessions.registry import (
-    AVAILABLE,
     DRAIN,
     PATIENCE,
     SERVE,
@@ -39,7 +39,7 @@ from ostler.sessions.registry import (
     WorkerKey,
     tell_swept,
 )
-from ostler.store.identity import LIVE, name_of
+from ostler.store.identity import LIVE
 from ostler.store.lanes import Lane
 from ostler.store.sessions import NODE_LOST
 from ostler.store.store import Store, now_ms
@@ -50,19 +50,6 @@ _LISTED = 1000  # live sessions that are listed at most
 _LOOK = 1.0  # seconds between two looks for commands that somebody set by hand
 _TRIES = 5  # of a turn that finds the server without what it should have
 _STALE = "stale"
-_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
-
-
-class _Own:
-    """A worker of this node as the server should have it."""
-
-    def __init__(self, entry: WorkerEntry, node: str) -> None:
-        self.id = worker_id(node, entry)
-        self.field = f"{_safe(entry.serves)}:{self.id}"
-        self.turn = ""  # the number of what it was written with; '': nobody knows, so it is written anew
-        self.sessions: set[str] = set()  # that the server has
-        self.wanted = SERVE
-        self.started_at = now_ms()
 
 
 class RedisRegistry:
@@ -80,12 +67,12 @@ class RedisRegistry:
         self.rung: Callable[[], None] = lambda: None
         self.sweep_every = settings.registry_sweep
         self._memory = Memory()
-        self._own: dict[WorkerKey, _Own] = {}
+        self._own: dict[WorkerKey, Own] = {}
         self._left: dict[str, str] = {}  # workers that are gone and the server was not told of: field and id
         self._numbers = itertools.count(1)
         self._order = asyncio.Lock()
         self._patient_until = 0.0
-        self._listener: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
         self._server = RedisServer(settings.registry, patience)
         self._ttl = int(settings.registry_key_ttl * 1000)
 
@@ -97,14 +84,11 @@ class RedisRegistry:
         self._patient_until = time.monotonic() + self._settings.registry_key_ttl
         if ended := await self._lane.call(_ended_nodes, patience=self._server.patience):
             await self._reap(-1, ended)  # what this node had in earlier lives need not wait for its keys to expire
-        self._listener = asyncio.get_running_loop().create_task(self._listen(), name="registry's bell")
+        self._tasks.begin(self._listen(), "registry's bell")
 
     async def stop(self) -> None:
         """Tell what is still to be told, and hang up."""
-        listener, self._listener = self._listener, None
-        if listener is not None:
-            listener.cancel()
-            await asyncio.gather(listener, return_exceptions=True)
+        await self._tasks.stop()
         try:
             async with self._order:
                 if self._memory.owed:
@@ -119,7 +103,7 @@ class RedisRegistry:
     async def announce(self, worker: WorkerEntry) -> None:
         self._memory.announced(worker)
         if worker.worker not in self._own:
-            self._own[worker.worker] = _Own(worker, self._node())
+            self._own[worker.worker] = Own(worker, self._node())
         async with self._order:
             await self._restore([worker.worker])
 
@@ -135,7 +119,7 @@ class RedisRegistry:
                 await self._turn([])
             await self._tell_left()
             owns = dict(self._own)
-            batch = [self._beat_of(key, own, moved) for key, own in owns.items()]
+            batch = [own.beat(self._memory.workers[key], moved) for key, own in owns.items()]
             said = await self._server.ask("beat", workers=batch, ttl=self._ttl) if batch else []
             words = dict(zip(owns, said, strict=True))
             for key, own in owns.items():
@@ -213,7 +197,7 @@ class RedisRegistry:
         known = [[one.field, one.turn, number, len(one.sessions), served[key]] for key, one in own.items()]
         ended = [[id_, own[key].field] for id_, key in ends]
         begun = {about.id: SessionRow.begun(self._node(), about, now_ms()) for about in asked}
-        rows = [[a.id, own[a.worker].field, own[a.worker].id, _text(begun[a.id])] for a in asked]
+        rows = [[a.id, own[a.worker].field, own[a.worker].id, packed(begun[a.id])] for a in asked]
         for one in own.values():
             one.turn = ""  # until there is an answer
         stale, verdicts = await self._server.ask("turn", known=known, ended=ended, asked=rows)
@@ -235,42 +219,16 @@ class RedisRegistry:
             return
         number, own = str(next(self._numbers)), {key: self._own[key] for key in keys}
         live = {key: {row.id: row for row in self._memory.of(key)} for key in keys}
-        batch = [self._whole(key, number, live[key]) for key in keys]
+        batch = [
+            one.whole(self._memory.workers[key], self._node(), self._url or "", number, live[key].values())
+            for key, one in own.items()
+        ]
         for one in own.values():
             one.turn = ""
         said = await self._server.ask("restore", workers=batch, ttl=self._ttl)
         for (key, one), (wanted, served) in zip(own.items(), said, strict=True):
             one.turn, one.sessions, one.wanted = number, set(live[key]), wanted
             self._memory.counted(key, int(served))
-
-    def _whole(self, key: WorkerKey, number: str, live: dict[str, SessionRow]) -> list[Any]:
-        own, entry, node = self._own[key], self._memory.workers[key], self._node()
-        told = {
-            "browserType": entry.serves,
-            "wsEndpoint": _endpoint(self._url, entry),
-            "status": entry.status,
-            "node": node,
-            "name": name_of(node) or node,
-            "url": self._url or "",
-            "pool": entry.pool,
-            "component": entry.component,
-            "generation": entry.generation,
-            "address": entry.address,
-            "slots": entry.slots,
-            "lifetime": entry.lifetime,
-            "versions": json.dumps(entry.versions),
-            "startedAt": own.started_at,
-            "turn": number,
-        }
-        rows = [text for row in live.values() for text in (row.id, _text(row))]
-        about = json.dumps([node, entry.pool, entry.component, entry.generation])
-        pairs = [str(text) for pair in told.items() for text in pair]
-        return [own.field, own.id, pairs, rows, entry.served, own.wanted, about]
-
-    def _beat_of(self, key: WorkerKey, own: _Own, moved: dict[str, SessionRow]) -> list[Any]:
-        entry = self._memory.workers[key]
-        rows = [text for id_ in own.sessions & moved.keys() for text in (id_, _text(moved[id_]))]
-        return [own.field, own.id, own.turn, len(own.sessions), entry.served, entry.status, rows]
 
     async def _tell_left(self) -> None:
         if left := [*self._left.items()]:
@@ -286,11 +244,11 @@ class RedisRegistry:
     # ---- all nodes
 
     async def workers(self) -> list[Registered]:
-        found = [_registered(*one) for one in await self._server.ask("list")]
+        found = [registered(*one) for one in await self._server.ask("list")]
         return sorted(found, key=lambda one: (one.node, one.component, one.generation))
 
     async def live(self) -> list[dict[str, Any]]:
-        rows = [_row(text) for text in await self._server.ask("live", most=_LISTED)]
+        rows = [unpacked(text) for text in await self._server.ask("live", most=_LISTED)]
         return [row._asdict() for row in sorted(rows, key=lambda row: (row.started_at, row.id), reverse=True)]
 
     async def sweep(self) -> list[Swept]:
@@ -304,7 +262,7 @@ class RedisRegistry:
     async def _reap(self, stale: float, dead: Sequence[str]) -> list[Swept]:
         found = []
         for field, about, silent, texts in await self._server.ask("sweep", stale=stale, dead=dead):
-            rows = [_row(text) for text in texts]
+            rows = [unpacked(text) for text in texts]
             node, pool, *_ = json.loads(about) if about else ("unknown", field.partition(":")[0])
             reason, text = NODE_LOST
             at = now_ms()
@@ -318,16 +276,9 @@ class RedisRegistry:
         return bool(await self._server.ask("end", session=session))
 
     async def want(self, worker: Registered, state: str) -> bool:
-        id_ = worker_id(worker.node, worker)
-        return bool(
-            await self._server.ask(
-                "want",
-                field=f"{_safe(worker.serves)}:{id_}",
-                id=id_,
-                wanted=state,
-                ttl=int(self._settings.registry_command_ttl * 1000),
-            )
-        )
+        id_, ttl = worker_id(worker.node, worker), int(self._settings.registry_command_ttl * 1000)
+        field = field_of(worker.serves, id_)
+        return bool(await self._server.ask("want", field=field, id=id_, wanted=state, ttl=ttl))
 
     # ---- the server
 
@@ -354,54 +305,5 @@ def _ended_nodes(store: Store) -> list[str]:
     return [node["id"] for node in store.nodes.all() if node["status"] not in LIVE]
 
 
-def worker_id(node: str, worker: WorkerEntry | Registered) -> str:
-    """A worker's id in keys: name and start of its node, pool, number and generation, such as `web1-3fa9c2-chromium-0-7`."""
-    name, _, start = node.rpartition("@")
-    number = worker.component.rpartition(":")[2]
-    return _safe(f"{name}-{start[:6]}-{worker.pool}-{number}-{worker.generation}")
-
-
-def _safe(text: str) -> str:
-    return _UNSAFE.sub("-", text)
-
-
-def _endpoint(url: str | None, entry: WorkerEntry) -> str:
-    """Where clients connect: the node's relay, or, where the node has no address for others, the worker's own."""
-    return f"ws{url.removeprefix('http')}/sessions/{entry.serves}" if url else entry.address
-
-
-def _text(row: SessionRow) -> str:
-    return json.dumps(row._asdict())
-
-
-def _row(text: str) -> SessionRow:
-    """A row that a node wrote, perhaps one of another version."""
-    told = json.loads(text)
-    return SessionRow(**{name: told.get(name) for name in SessionRow._fields})
-
-
 def _verdict(word: str) -> Verdict:
     return Verdict(ok=True) if word == "ok" else Verdict(ok=False, why=word)
-
-
-def _registered(flat: Sequence[str], in_use: int, served: str | None) -> Registered:
-    has = dict(zip(flat[::2], flat[1::2], strict=True))
-    return Registered(
-        node=has["node"],
-        name=has["name"],
-        url=has["url"] or None,
-        pool=has["pool"],
-        serves=has["browserType"],
-        component=has["component"],
-        generation=int(has["generation"]),
-        address=has["address"],
-        slots=int(has["slots"]),
-        lifetime=int(has["lifetime"]),
-        served=int(served or 0),
-        in_use=in_use,
-        status=has.get("status", AVAILABLE),
-        wanted=has.get("wanted", SERVE),
-        versions=tuple(json.loads(has["versions"])),
-        started_at=int(has["startedAt"]),
-        beat_at=int(has["lastHeartbeat"]) * 1000,
-    )

@@ -13,8 +13,6 @@ from ostler.errors import ConfigError
 from ostler.names import pool_name
 
 _RESERVED = ("plane",)  # pools of the node's own
-_HOOKS = ("open", "close", "probe", "view", "stop")
-PLACES = ("port", "socket", "n")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,9 +50,8 @@ class Sessions(Nothing):
                         True,
                         {k: str(v) for k, v in endpoint.items() if k in ("address", "path")},
                     )
-                    self._pools.stop_clock(
-                        live
-                    )  # from now on it waits for the registry alone, and the plane knows for how long
+                    # From now on it waits for the registry alone, and the plane knows for how long.
+                    self._pools.stop_clock(live)
                     self._pools.ready(live)
             case ["unopened", str(session), str(text)]:
                 if live := self._own(serving, session):

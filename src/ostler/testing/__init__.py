@@ -60,9 +60,8 @@ P = ParamSpec("P")
 R = TypeVar("R")
 _NODE, _WORKER = "bench", "worker:bench:0"
 _MOST = 1000  # jobs that are run at once; one may enqueue itself without end
-_inner: ContextVar[threading.Lock | None] = ContextVar(
-    "inner", default=None
-)  # in a job: held while a job that it waits for runs
+# In a job: held while a job that it waits for runs.
+_inner: ContextVar[threading.Lock | None] = ContextVar("inner", default=None)
 
 
 class Killed(BaseException):
@@ -148,10 +147,8 @@ class Bench:
             os.environ[name] = value
         self._producer, self.app._producer = self.app._producer, None  # noqa: SLF001
         # What it replaces is put back at its end, also that of a Bench around it.
-        self._clock, producer.clock = (
-            producer.clock,
-            self._ms,
-        )  # what the code under test enqueues is stored at the bench's time, too
+        # What the code under test enqueues is stored at the bench's time, too.
+        self._clock, producer.clock = producer.clock, self._ms
         self._awaiting, self.app._awaiting = self.app._awaiting, _Here(self)  # noqa: SLF001
         self._caller, self.app._caller = self.app._caller, cast("Any", self._models)  # noqa: SLF001
         self.store = Store.open("", folder, durable=False)

@@ -47,9 +47,8 @@ _SHOWN = ("image/", "video/", "audio/")
 _ACTIVE = frozenset({"text/html", "text/css", "text/javascript", "text/xml", "text/x-component"})  # of text/*
 # Of a key, for the description of the API; `check_key` decides, and says what is wrong.
 _SHAPE: dict[str, Any] = {"pattern": r"^[^/.\\\u0000][^/\\\u0000]*(/[^/.\\\u0000][^/\\\u0000]*)*$"}
-_BINARY = {
-    kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("application/octet-stream", "*/*")
-}  # the first is for generators
+# The first is for generators.
+_BINARY = {kind: {"schema": {"type": "string", "format": "binary"}} for kind in ("application/octet-stream", "*/*")}
 
 
 class ArtifactPage(BaseModel):

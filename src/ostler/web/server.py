@@ -92,9 +92,8 @@ def listen_unix(data: Path) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock, _directory(folder) as number:
         path.unlink(missing_ok=True)
         try:
-            sock.bind(
-                f"/proc/self/fd/{number}/{path.name}"
-            )  # the path of a socket may have 107 bytes, a data directory's more
+            # The path of a socket may have 107 bytes, a data directory's more.
+            sock.bind(f"/proc/self/fd/{number}/{path.name}")
             path.chmod(0o600)
             sock.listen(1024)
         except OSError as error:

@@ -24,13 +24,8 @@ from ostler.web.render import JSONResponse
 from ostler.web.session_view import Views
 
 _CURSOR = re.compile(r"(live/)?(\d{1,18})/([\x21-\x7e]{1,200})")
-_CUT = {
-    "owner": 200,
-    "client": 100,
-    "agent": 300,
-    "key": 100,
-    "text": 300,
-}  # characters of what clients and workers said
+# Characters of what clients and workers said.
+_CUT = {"owner": 200, "client": 100, "agent": 300, "key": 100, "text": 300}
 
 _PICTURE = {"type": "string", "format": "binary"}
 _FRAMES: dict[int | str, dict[str, Any]] = {

@@ -14,7 +14,8 @@ from sqlalchemy import insert, select, update
 from ostler import Conflict, Fail, config
 from ostler.apps.music import calibration, outputs
 from ostler.apps.music.calibration import HIGHEST, LOWEST, limits
-from ostler.apps.music.tables import calibrations, libraries, models, open_tables, scores, tracks
+from ostler.apps.music.opening import open_tables
+from ostler.apps.music.tables import calibrations, libraries, models, scores, tracks
 from tests.stores import store_of
 
 TAGS = ["rock", "choral", "noise"]

@@ -23,7 +23,8 @@ from ostler.apps.music import catalogue, library, watching
 from ostler.apps.music.library import Away, Scan
 from ostler.apps.music.moves import content
 from ostler.apps.music.rules import IGNORED, Rules
-from ostler.apps.music.tables import Tables, embeddings, open_tables, scores, tracks
+from ostler.apps.music.opening import open_tables
+from ostler.apps.music.tables import Tables, embeddings, scores, tracks
 from ostler.apps.music.walk import File, Problem, Walk, ignoring, signed
 from tests.stores import store_of
 
@@ -576,7 +577,7 @@ def test_jobs_are_stored_for_new_tracks_once_and_again_when_they_changed(lib):
 
 
 def test_tables_that_many_processes_open_at_once_are_made_once(tmp_path):
-    code = "from ostler import config; from ostler.apps.music.tables import open_tables; open_tables(config.load({'data': 'd'}, environ={}))"
+    code = "from ostler import config; from ostler.apps.music.opening import open_tables; open_tables(config.load({'data': 'd'}, environ={}))"
     started = [subprocess.Popen([sys.executable, "-c", code], cwd=tmp_path) for _ in range(4)]
     assert [process.wait(60) for process in started] == [0] * 4
 

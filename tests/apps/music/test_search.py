@@ -13,12 +13,12 @@ from sqlalchemy import insert, select, update
 from ostler import BadArguments, NotFound, config
 from ostler.apps.music import catalogue, playlists
 from ostler.apps.music.search import Query, Search
+from ostler.apps.music.opening import open_tables
 from ostler.apps.music.tables import (
     calibrations,
     embeddings,
     libraries,
     models,
-    open_tables,
     scores,
     thresholds,
     tracks,

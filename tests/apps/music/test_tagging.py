@@ -20,7 +20,8 @@ from ostler import Cancel, Fail, NotFound, config
 from ostler.apps.music import catalogue, outputs, tagging, writing
 from ostler.apps.music.library import Scan
 from ostler.apps.music.rules import Rules
-from ostler.apps.music.tables import Tables, libraries, open_tables, scores, tracks, written
+from ostler.apps.music.opening import open_tables
+from ostler.apps.music.tables import Tables, libraries, scores, tracks, written
 from tests.apps.music.sounds import save
 from tests.stores import store_of
 

@@ -18,15 +18,7 @@ from ostler.apps.browsers.given import PREFIX
 from ostler.lifecycle import family
 
 # The mark of the worker's family goes along, so that whatever a browser starts can be found again. Secrets of the node do not.
-_PASSED = (
-    "PATH",
-    "LANG",
-    "LANGUAGE",
-    "TZ",
-    "DISPLAY",
-    "OSTLER_FAMILY",
-    "NODE_EXTRA_CA_CERTS",
-)
+_PASSED = ("PATH", "LANG", "LANGUAGE", "TZ", "DISPLAY", "OSTLER_FAMILY", "NODE_EXTRA_CA_CERTS")
 _PASSED_ALL = ("LC_", "FONTCONFIG_", "SSL_CERT_")
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "all_proxy")
 

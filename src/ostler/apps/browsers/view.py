@@ -104,9 +104,8 @@ async def _newest(browser: Viewed, contexts: set[str] | None, cast: _Cast | None
         return cast
     if cast is not None:
         await cast.stop()
-    with contextlib.suppress(
-        BrowserFailed, TimeoutError
-    ):  # closed between the two questions, or too busy: the next look tries again
+    # Closed between the two questions, or too busy: the next look tries again.
+    with contextlib.suppress(BrowserFailed, TimeoutError):
         async with asyncio.timeout(_ANSWER):
             return await _Cast.start(browser, newest) if newest else None
     return None

@@ -37,10 +37,10 @@ def load_model() -> None:
 @app.job(queue="library", attempts=3, unique=True)
 def scan(job: Job, library: int) -> dict[str, Any]:
     """Bring a library's rows up to date, and have new and changed files tagged. Goes on where an earlier run of it was killed."""
-    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, opening  # noqa: PLC0415
     from ostler.apps.music.library import Away, Found, Scan  # noqa: PLC0415
 
-    opened = tables.here()
+    opened = opening.here()
 
     def tick(done: float, found: Found) -> None:
         job.check()
@@ -64,19 +64,19 @@ _TAG_RUNS = 3
 @app.job(queue="tag", attempts=_TAG_RUNS, timeout=900, unique=True)
 def tag(job: Job, track: int, version: int) -> dict[str, Any]:
     """Find a track's tags and write them. A file that cannot be decoded fails for good; one that crashes its workers becomes toxic."""
-    from ostler.apps.music import tables, tagging  # noqa: PLC0415
+    from ostler.apps.music import opening, tagging  # noqa: PLC0415
 
     crashes = app.settings().crash_limit
-    return tagging.Tagging(tables.here(), job, track, version, crashes=crashes, runs=_TAG_RUNS).run()
+    return tagging.Tagging(opening.here(), job, track, version, crashes=crashes, runs=_TAG_RUNS).run()
 
 
 # Not unique, as one that runs may have looked already.
 @app.job(queue="library", attempts=3)
 def queue(job: Job, library: int) -> int:  # noqa: ARG001  every job has the handle
     """Store a job for each new track of a library that has none, or whose job was cancelled: after a retry."""
-    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, opening  # noqa: PLC0415
 
-    catalogue.recover(tables.here(), library, _is_live)
+    catalogue.recover(opening.here(), library, _is_live)
     return queue_tags(library)
 
 
@@ -90,11 +90,11 @@ def _is_live(job: int) -> bool:
 @app.job(queue="calibration", attempts=3, timeout=600, unique=True)
 def calibrate(job: Job, library: int, dry_run: bool = False) -> dict[str, Any]:
     """Find the thresholds of a library's tags from its own scores, and have changed tags written. A dry run changes nothing."""
-    from ostler.apps.music import calibration, tables  # noqa: PLC0415
+    from ostler.apps.music import calibration, opening  # noqa: PLC0415
 
     rules = Rules.from_environment()
     return calibration.calibrate(
-        tables.here(),
+        opening.here(),
         library,
         job.id,
         dry_run=dry_run,
@@ -108,18 +108,18 @@ def calibrate(job: Job, library: int, dry_run: bool = False) -> dict[str, Any]:
 @app.job(queue="calibration", attempts=3, timeout=600)
 def write(job: Job, track: int) -> dict[str, Any]:  # noqa: ARG001  every job has the handle
     """Write the tags that a track is to have now; where its library is not to be written any more, take away what was."""
-    from ostler.apps.music import outputs, tables  # noqa: PLC0415
+    from ostler.apps.music import opening, outputs  # noqa: PLC0415
 
-    return outputs.apply(tables.here(), track)._asdict()
+    return outputs.apply(opening.here(), track)._asdict()
 
 
 @app.job(queue="calibration", attempts=3, timeout=600)
 def rewrite(job: Job, library: int) -> int:
     """Have the tags of all tracks of a library written as they are to be now: after an undo, or a change of where they go."""
-    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, opening  # noqa: PLC0415
 
     count = 0
-    for page in catalogue.pages(tables.here(), library):
+    for page in catalogue.pages(opening.here(), library):
         job.check()
         queue_writes(page)
         count += len(page)
@@ -128,18 +128,19 @@ def rewrite(job: Job, library: int) -> int:
 
 def queue_writes(tracks: list[int]) -> None:
     """Store a job for each of these tracks whose tags are to be written, or taken out: not where they only ever were in the database."""
-    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, opening  # noqa: PLC0415
+    from ostler.apps.music.tables import AT_ONCE  # noqa: PLC0415
 
-    for first in range(0, len(tracks), tables.AT_ONCE):
-        found = catalogue.written_outside(tables.here(), tracks[first : first + tables.AT_ONCE])
+    for first in range(0, len(tracks), AT_ONCE):
+        found = catalogue.written_outside(opening.here(), tracks[first : first + AT_ONCE])
         write.enqueue_many([{"track": track} for track in found])
 
 
 def queue_tags(library: int) -> int:
     """Store a job for each new track that has none; how many. Also what an earlier run was killed before."""
-    from ostler.apps.music import catalogue, tables  # noqa: PLC0415
+    from ostler.apps.music import catalogue, opening  # noqa: PLC0415
 
-    return catalogue.queue_tags(tables.here(), library, tag.enqueue_many)
+    return catalogue.queue_tags(opening.here(), library, tag.enqueue_many)
 
 
 @app.web

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from sqlalchemy import Connection, and_, bindparam, delete, func, insert, or_, select, update
 
 from ostler import BadArguments, Conflict, InputError, NotFound
-from ostler.apps.music.library import AGAIN
+from ostler.apps.music.batch import AGAIN
 from ostler.apps.music.rules import IGNORED, STATES, WRITE_TO, Rules
 from ostler.apps.music.tables import (
     AT_ONCE,

@@ -11,13 +11,14 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, case, delete, func, insert, or_, select, update
+from sqlalchemy import Connection, and_, delete, func, or_, select, update
 
 from ostler import Cancelled
 from ostler.apps.music import outputs
+from ostler.apps.music.batch import Batch, facts
 from ostler.apps.music.moves import CANDIDATES, COMPARED, Moves
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import (
@@ -30,7 +31,6 @@ from ostler.apps.music.tables import (
     problems,
     shown,
     tracks,
-    words,
     written,
 )
 from ostler.apps.music.walk import File, Problem, Walk, ignoring, said
@@ -39,7 +39,6 @@ _PAGE = 5_000  # rows read at once
 _EVERY = 10_000  # files after which the position is written, also when nothing has changed
 _SECONDS = 1.0  # … and so long
 _PATHS = 2_000  # that have changed: if more have, all is looked at
-GONE = "it is not in the library any more: deleted, moved away or ignored"
 
 
 class Away(Exception):
@@ -62,20 +61,6 @@ class Found:
 
     def result(self) -> dict[str, Any]:
         return dict(self.__dict__)
-
-
-@dataclass
-class _Batch:
-    """What is to be written next."""
-
-    new: list[File] = field(default_factory=list)
-    changed: list[dict[str, Any]] = field(default_factory=list)
-    back: list[dict[str, Any]] = field(default_factory=list)
-    gone: list[dict[str, Any]] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
-
-    def __len__(self) -> int:
-        return len(self.new) + len(self.changed) + len(self.back) + len(self.gone) + len(self.problems)
 
 
 Tick = Callable[[float, Found], None]
@@ -103,7 +88,7 @@ class Scan:
         self._own = and_(libraries.c.id == library, libraries.c.scan_job == job)  # no other job has begun a scan since
         self._position = b""  # the last path that was compared
         self._scope: list[bytes] = []  # the paths that are to be looked at; none: all
-        self._found, self._batch = Found(), _Batch()
+        self._found, self._batch = Found(), Batch()
         self._left: set[int] = set()  # tracks that this scan found gone: a move may bring them back
         self._began = self._written = time.monotonic()
         self._written_at = 0  # how many files had been seen then
@@ -147,7 +132,7 @@ class Scan:
             if self._is_sure(walk):
                 self._flush(1.0)
                 return True
-        self._position, self._found.seen, self._batch, self._scope = b"", 0, _Batch(), []
+        self._position, self._found.seen, self._batch, self._scope = b"", 0, Batch(), []
         return False
 
     def _is_sure(self, walk: Walk) -> bool:
@@ -305,7 +290,7 @@ class Scan:
 
     def _compared(self, item: File, row: Any) -> None:
         if (item.size, item.mtime_ns) != (row.size, row.mtime_ns):
-            self._batch.changed.append({"key": row.id, **_facts(item)})
+            self._batch.changed.append({"key": row.id, **facts(item)})
             self._found.changed += 1
         elif row.state == "gone":
             self._batch.back.append({"key": row.id, "inode": item.inode, "state": row.before or "new"})
@@ -326,7 +311,7 @@ class Scan:
 
     def _flush(self, done: float) -> None:
         """Write what was found, and how far the scan is, in one transaction."""
-        batch, self._batch = self._batch, _Batch()
+        batch, self._batch = self._batch, Batch()
         if self._expected:
             done = min(1.0, self._found.seen / self._expected)
         moves = Moves(self._tables, self._id, self._root).of(batch.new) if self._known and batch.new else {}
@@ -336,68 +321,16 @@ class Scan:
         with self._tables.write() as connection:
             if not connection.execute(update(libraries).where(self._own).values(**values)).rowcount:
                 raise LookupError(f"library {self._id} was removed during the scan, or another job scans it")
-            self._write(connection, batch, moves)
+            gone = batch.write(connection, self._tables, self._id, self._number, moves)
+        self._left.update(row["key"] for row in batch.gone)
+        self._found.new += len(batch.new) - len(moves)
+        self._found.moved += len(moves)
+        self._found.gone += gone - len(self._left.intersection(moves.values()))
         self._written, self._written_at = time.monotonic(), self._found.seen
         if batch.new or batch.changed or batch.back:
             self._queue()
         self._rewrite([*moves.values(), *(row["key"] for row in batch.back)])
         self._tick(done, self._found)
-
-    def _write(self, connection: Connection, batch: _Batch, moves: dict[bytes, int]) -> None:
-        now, own = now_ms(), tracks.c.id == bindparam("key")
-        moved = [{"key": moves[f.path], **_facts(f), **_place(f)} for f in batch.new if f.path in moves]
-        new = [
-            {
-                "library": self._id,
-                "state": "new",
-                "added_at": now,
-                **_facts(f),
-                **_place(f),
-                "words": words(shown(f.path)),
-            }
-            for f in batch.new
-            if f.path not in moves
-        ]
-        # Those that are gone first: a file of the same name may have come by a move.
-        if batch.gone:
-            there = and_(own, tracks.c.path == bindparam("path_was"), tracks.c.state != "gone")
-            leave = update(tracks).where(there).values(before=tracks.c.state, state="gone", reason=GONE)
-            self._found.gone += connection.execute(leave, batch.gone).rowcount
-            self._left.update(row["key"] for row in batch.gone)
-        if moved:
-            told = select(tracks.c.id, tracks.c.title, tracks.c.artist, tracks.c.album)
-            found = {row.id: row[1:] for row in connection.execute(told.where(tracks.c.id.in_(moves.values())))}
-            moved = [{**row, "words": words(row["shown"], *found.get(row["key"], ()))} for row in moved]
-            revived = case((tracks.c.state == "gone", func.coalesce(tracks.c.before, "new")), else_=tracks.c.state)
-            reason = case((tracks.c.state == "gone", None), else_=tracks.c.reason)
-            connection.execute(update(tracks).where(own).values(state=revived, reason=reason, before=None), moved)
-        if new:
-            connection.execute(insert(tracks), new)
-        if batch.changed:
-            again = update(tracks).where(own).values(**AGAIN)
-            connection.execute(again, batch.changed)
-        if batch.back:
-            connection.execute(update(tracks).where(own).values(before=None, reason=None), batch.back)
-        self._tables.upsert(connection, problems, [self._told(problem) for problem in batch.problems])
-        self._found.new += len(new)
-        self._found.moved += len(moved)
-        self._found.gone -= len(self._left.intersection(moves.values()))
-
-    def _told(self, problem: Problem) -> dict[str, Any]:
-        place = {"path": problem.path, "shown": shown(problem.path)}
-        return {"library": self._id, **place, "reason": problem.reason, "scan": self._number}
-
-
-# A track that is to be tagged (again): another version, so that a job for the one before does not stand for it.
-AGAIN = {"state": "new", "reason": None, "before": None, "job": None, "version": tracks.c.version + 1}
-
-
-def _facts(file: File) -> dict[str, Any]:
-    return {"size": file.size, "mtime_ns": file.mtime_ns, "inode": file.inode}
-
-
-def _place(file: File) -> dict[str, Any]:
-    return {"path": file.path, "shown": shown(file.path), "format": file.format}
 
 
 def _identity(root: bytes) -> tuple[int, int]:

@@ -17,8 +17,9 @@ from fastapi.responses import FileResponse, Response
 
 from ostler import BadArguments, NotFound, PayloadTooLarge
 from ostler.apps.music import calibration, catalogue, playlists, search
+from ostler.apps.music.opening import open_tables
 from ostler.apps.music.rules import STATES, Rules
-from ostler.apps.music.tables import Tables, now_ms, open_tables
+from ostler.apps.music.tables import Tables, now_ms
 from ostler.apps.music.walk import plain
 from ostler.web import body as bodies
 from ostler.web.extend import NodeApi
@@ -234,9 +235,8 @@ def _playlists(routes: APIRouter, tables: Tables, finder: search.Search) -> None
                 if similar is None
                 else [finder.one(similar), *finder.similar(similar, limit, query.library)]
             )
-            sound = [
-                one for one in found if one["state"] not in _AGAIN
-            ]  # what could not be decoded can hardly be played
+            # What could not be decoded can hardly be played.
+            sound = [one for one in found if one["state"] not in _AGAIN]
             return playlists.m3u(catalogue.with_places(tables, sound), relative=relative)
 
         return Response(await _off(made), media_type="audio/x-mpegurl")

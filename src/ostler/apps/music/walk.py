@@ -169,9 +169,8 @@ class Walk:
                     continue
                 if not self._ignore(own, is_folder):
                     found.append((entry.name + b"/" if is_folder else entry.name, own, entry, is_folder))
-        found.sort(
-            key=lambda one: one[0]
-        )  # before links are looked at: of two to one directory it is always the same that counts
+        # Before links are looked at: of two to one directory it is always the same that counts.
+        found.sort(key=lambda one: one[0])
         return [
             (own, entry, is_folder)
             for _, own, entry, is_folder in found

@@ -19,7 +19,7 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from ostler.apps.music import app, catalogue, scan, tables
+from ostler.apps.music import app, catalogue, opening, scan
 from ostler.apps.music.rules import Rules
 from ostler.apps.music.tables import Tables, libraries
 
@@ -188,7 +188,7 @@ class Watching:
 def main() -> None:
     """Look until the node says goodbye."""
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(levelname)s %(message)s")
-    watching = Watching(tables.here(), Rules.from_environment())
+    watching = Watching(opening.here(), Rules.from_environment())
     app.producer.store()
     while True:
         began = time.monotonic()
