@@ -106,3 +106,11 @@ def test_what_is_told_again_does_not_wait_for_the_disk_but_orders_do(database: s
             assert store.db.ask("SHOW synchronous_commit")[0][0] == "off"
     with Store.open(database, Path(), durable=False) as store:
         assert store.db.ask("SHOW synchronous_commit")[0][0] == "on"
+
+
+def test_no_plan_is_compiled(database: str) -> None:
+    """Ways that are turned off make a plan look dear, and an older server compiles dear plans: for longer than a thousand runs take."""
+    with Store.open(database, Path()) as store, Store.open(database, Path(), read_only=True) as reader:
+        assert [s.db.ask("SHOW jit")[0][0] for s in (store, reader)] == ["off", "off"]
+    with Store.open(f"{database}&pooler=1", Path()) as store, store.db.transaction():
+        assert store.db.ask("SHOW jit")[0][0] == "off"

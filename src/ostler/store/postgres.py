@@ -352,7 +352,8 @@ class PostgresDatabase:
 
     def _session(self) -> dict[str, Any]:
         """What holds for all that is said here."""
-        settings: dict[str, Any] = {"lock_timeout": self._lock_ms}
+        # What is said here is short. Up to version 17 a way that is turned off (below) counts as so dear that the server compiles the plan first.
+        settings: dict[str, Any] = {"lock_timeout": self._lock_ms, "jit": "off"}
         # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
         settings["idle_in_transaction_session_timeout"] = _IDLE_MS
         if self._told_again:
