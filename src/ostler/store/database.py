@@ -46,6 +46,9 @@ class Database(Protocol):
         transaction of its own, which also `rings`.
         """
 
+    def alone(self, statement: str, /, **values: Any) -> list[Any]:
+        """`run` one statement that is a transaction by itself, in one trip. Raises StoreDoubt when it may have been committed."""
+
     def transaction(self, locked: str = "", /) -> AbstractContextManager[None]:
         """All or nothing. What is committed survives the death of any process. `locked`: a name that is locked with it, as `lock` does."""
 

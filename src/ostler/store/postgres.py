@@ -164,11 +164,21 @@ class PostgresDatabase:
         values = {"rows": json.dumps([*rows])}
         if not rings:
             return sorted(row[0] for row in self._query(self._sql[statement], values))
+        return [self._alone(f"{statement}_alone", {**values, "channel": self.place.channel})[0][0]]
+
+    def alone(self, statement: str, /, **values: Any) -> list[Any]:
+        if not self.place.pooler:
+            return self._alone(statement, values)
+        with self.transaction():  # the session's settings are said there
+            return self.run(statement, **values)
+
+    def _alone(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        """A transaction in one trip. A connection that is lost during it leaves a doubt."""
         if self._open is not None and _hung_up(self._open):
             self._open.close()  # the server went away while nobody used it
         connection = self._connection()
         try:
-            return [self._query(self._sql[f"{statement}_alone"], {**values, "channel": self.place.channel})[0][0]]
+            return self._query(self._sql[statement], values)
         except StoreBusy as error:
             if _works(connection):
                 raise
