@@ -137,7 +137,7 @@ class Dispatcher:
     def ring(self, *jobs: int) -> None:
         """Something may be there to claim; these jobs have changed, and perhaps others."""
         self._bell.set()
-        self._bus.send(JobsTouched(jobs, others=True))
+        self._loop.call_soon(self._bus.send, JobsTouched(jobs, others=True))  # the turn goes first: a worker waits for it
 
     # ---- the loop
 
@@ -215,7 +215,7 @@ class Dispatcher:
 
     def _wants(self) -> dict[str, list[str]]:
         """For each queue the workers with room, the emptiest first, one place after another."""
-        rooms: dict[str, list[tuple[int, int, str]]] = {}
+        rooms: dict[str, list[tuple[int, int, str]]] = {}  # (jobs in hand, room for, component)
         if not self.supervisor.pauses.enabled or self.supervisor.stopping:
             return {}
         now = time.monotonic()
@@ -234,10 +234,10 @@ class Dispatcher:
             if limit and not seat.worker.pool.spec.recycle.warm:
                 depth = min(depth, limit - seat.worker.served)
             if held <= depth // 2 and held < depth:
-                rooms.setdefault(queue, []).extend((place, held, seat.worker.component) for place in range(held, depth))
+                rooms.setdefault(queue, []).append((held, depth, seat.worker.component))
         for queue in rooms:
             self.pressure.claimed(queue)
-        return {queue: [component for _, _, component in sorted(places)] for queue, places in rooms.items()}
+        return {queue: _in_turn(places) for queue, places in rooms.items()}
 
     def _deliver(self, taken: Taken) -> None:
         """Hand the new claims to their workers; what a worker can no longer take goes back."""
@@ -456,6 +456,16 @@ class Dispatcher:
     def running(self) -> int:
         """How many jobs are running on this node now."""
         return sum(1 for seat in self._seats.values() if seat.jobs)
+
+
+def _in_turn(rooms: list[tuple[int, int, str]]) -> list[str]:
+    """The components of (jobs in hand, room for, component), one for each free place, the emptiest first, one place after another."""
+    rooms.sort()
+    held, depth, _ = rooms[0]
+    if all(room[0] == held and room[1] == depth for room in rooms):  # as on an idle node: quick
+        return [component for _, _, component in rooms] * (depth - held)
+    places = [(place, held, component) for held, depth, component in rooms for place in range(held, depth)]
+    return [component for _, _, component in sorted(places)]
 
 
 def _parts(claims: list[Claim]) -> Iterator[list[Claim]]:

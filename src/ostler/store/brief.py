@@ -7,6 +7,7 @@ limits, no job that is due, no job with a limit key. Everything else takes the t
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Set as AbstractSet
 from typing import NamedTuple
 
@@ -16,14 +17,16 @@ from ostler.store.live import BOUNDS
 from ostler.store.rows import Claim, Turn
 
 _KEYED_FOR = 10_000  # milliseconds after a job with a limit key: a try in vain costs a commit
+_MOST = 16  # jobs of a queue in one turn: an idle node finds few, and asks again where there are more
 _BOUNDS = f"{{{','.join(map(str, BOUNDS))}}}"
 
 
 class Claimed(NamedTuple):
-    """What a brief turn claimed, and when the next scheduled job is due."""
+    """What a brief turn claimed, and when the next scheduled job is due. `more`: there may be more than it asked for."""
 
     claims: list[Claim]
     due: int | None
+    more: bool
 
 
 class Brief:
@@ -53,7 +56,7 @@ class Brief:
     def take(self, turn: Turn) -> Claimed | None:
         """Claim, in a transaction of its own; None when it takes more than that: then nothing was written."""
         starts = {queue: self._frontier.start(queue) for queue in turn.wants}
-        wants = [(queue, *starts[queue], workers) for queue, workers in turn.wants.items()]
+        wants = [(queue, *starts[queue], len(workers), workers[:_MOST]) for queue, workers in turn.wants.items()]
         tasks = None if turn.tasks is None else json.dumps(sorted(turn.tasks))
         values = {
             "now": turn.now,
@@ -71,4 +74,5 @@ class Brief:
         lines = {queue: n for n, queue in enumerate(turn.wants)}
         found = [row for row in rows if row["id"] is not None]
         found.sort(key=lambda row: (lines[row["queue"]], -row["priority"], row["place"], row["id"]))
-        return Claimed([Claim(*row[:11]) for row in found], self._due)
+        more = any(n == _MOST < len(turn.wants[queue]) for queue, n in Counter(row["queue"] for row in found).items())
+        return Claimed([Claim(*row[:11]) for row in found], self._due, more)

@@ -42,7 +42,8 @@ class Turns:
         if self._brief.fits(turn) and (claimed := self._brief.take(turn)) is not None:
             waits = _waits_after(turn, claimed.claims)
             dues = [claimed.due, *(self._read_again(queue, turn.now) for queue in waits)]
-            return Taken(claimed.claims, [], _first(dues), again=self._waits_are(turn.node, waits))
+            again = self._waits_are(turn.node, waits) or claimed.more
+            return Taken(claimed.claims, [], _first(dues), again=again)
         try:
             return self._turn(turn)
         finally:

@@ -94,15 +94,15 @@ RETURNING jobs.id;
 -- A turn that has nothing to write and claims from queues without limits, as a transaction of its own in one trip: what node_turn,
 -- claimable, claim, depth_add, tally and node_waits do, in their order. Where it takes more than that nothing is written and no row comes
 -- back: the node does not live, this turn is not new, a scheduled job is due, a job with a limit key was met. Else there is a row for
--- each claim, or one without. `wants` has [queue, rank, low, [worker, …]] for each queue; `reads` [queue, seconds, priority, place] of
--- its first job, if any.
+-- each claim, or one without. `wants` has [queue, rank, low, free places, [worker, …]] for each queue, with the workers of as many places as
+-- are to be filled now; `reads` [queue, seconds, priority, place] of its first job, if any.
 WITH mine AS (
 SELECT id FROM ostler.nodes
  WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping')
    AND NOT EXISTS (SELECT 1 FROM ostler.jobs WHERE status = 'queued' AND later = 1 AND run_at <= :now) FOR NO KEY UPDATE),
 wanted AS (
-SELECT w ->> 0 AS queue, (w ->> 1)::int AS rank, (w ->> 2)::bigint AS low, w -> 3 AS workers, jsonb_array_length(w -> 3) AS many,
-       clock_timestamp() AS began
+SELECT w ->> 0 AS queue, (w ->> 1)::int AS rank, (w ->> 2)::bigint AS low, (w ->> 3)::int AS many,
+       w -> 4 AS workers, jsonb_array_length(w -> 4) AS most, clock_timestamp() AS began
   FROM mine, jsonb_array_elements(:wants::jsonb) AS w),
 picked AS (
 SELECT wanted.queue, wanted.workers -> (j.n - 1)::int AS worker, extract(epoch FROM clock_timestamp() - wanted.began)::float8 AS took, j.*
@@ -111,7 +111,7 @@ SELECT wanted.queue, wanted.workers -> (j.n - 1)::int AS worker, extract(epoch F
         WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = wanted.queue
           AND (-priority, coalesce(position, id)) >= (wanted.rank, wanted.low)
           AND (:tasks::text IS NULL OR task = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:tasks::jsonb) AS v)))
-        ORDER BY -priority, coalesce(position, id), id LIMIT wanted.many FOR UPDATE SKIP LOCKED) AS r) AS j ON true),
+        ORDER BY -priority, coalesce(position, id), id LIMIT wanted.most FOR UPDATE SKIP LOCKED) AS r) AS j ON true),
 node AS (
 UPDATE ostler.nodes SET turn = :turn, beat_at = :beat,
        waits = (SELECT coalesce(jsonb_agg(queue), '[]')::text FROM wanted
