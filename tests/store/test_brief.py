@@ -221,3 +221,18 @@ def test_behind_a_pooler_it_is_a_transaction_with_its_settings(database: str, st
     (job,) = put(store, NewJob("t", "q", "{}"))
     with Store.open(f"{database}&pooler=1", Path()) as pooled:
         assert [c.id for c in pooled.turns.take(turn(store, 1)).claims] == [job]
+
+
+def test_it_takes_a_few_and_asks_again_where_there_are_more(store: Store) -> None:
+    jobs = put(store, *[NewJob("t", "q", "{}")] * 20)
+    store.turns.take(turn(store, 1, queue="other"))
+    first = store.turns.take(turn(store, 2, workers=40))
+    assert [c.id for c in first.claims] == jobs[:16]
+    assert first.again
+    assert store.nodes.all()[0]["waits"] == ["q"]  # there are free places
+    second = store.turns.take(turn(store, 3, workers=24))
+    assert [c.id for c in second.claims] == jobs[16:]
+    assert not second.again
+    put(store, *[NewJob("t", "q", "{}")] * 16)
+    assert not store.turns.take(turn(store, 4, workers=16)).again  # all that was asked for: the dispatcher sees that
+    assert store.nodes.all()[0]["waits"] == []

@@ -28,7 +28,7 @@ from ostler.jobs.backpressure import Pressure
 from ostler.jobs.deadlines import RECALL_AFTER, Deadlines
 from ostler.jobs.logs import JobLogs
 from ostler.jobs.outbox import Outbox
-from ostler.jobs.seat import Durations, Seat
+from ostler.jobs.seat import Durations, Seat, in_turn
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
 from ostler.lifecycle.membership import Membership
@@ -137,7 +137,11 @@ class Dispatcher:
     def ring(self, *jobs: int) -> None:
         """Something may be there to claim; these jobs have changed, and perhaps others."""
         self._bell.set()
-        self._loop.call_soon(self._bus.send, JobsTouched(jobs, others=True))  # the turn goes first: a worker waits for it
+        self.tell(*jobs)
+
+    def tell(self, *jobs: int) -> None:
+        """Tell those who look that these jobs have changed, and perhaps others."""
+        self._bus.send(JobsTouched(jobs, others=True))
 
     # ---- the loop
 
@@ -237,7 +241,7 @@ class Dispatcher:
                 rooms.setdefault(queue, []).append((held, depth, seat.worker.component))
         for queue in rooms:
             self.pressure.claimed(queue)
-        return {queue: _in_turn(places) for queue, places in rooms.items()}
+        return {queue: in_turn(places) for queue, places in rooms.items()}
 
     def _deliver(self, taken: Taken) -> None:
         """Hand the new claims to their workers; what a worker can no longer take goes back."""
@@ -456,16 +460,6 @@ class Dispatcher:
     def running(self) -> int:
         """How many jobs are running on this node now."""
         return sum(1 for seat in self._seats.values() if seat.jobs)
-
-
-def _in_turn(rooms: list[tuple[int, int, str]]) -> list[str]:
-    """The components of (jobs in hand, room for, component), one for each free place, the emptiest first, one place after another."""
-    rooms.sort()
-    held, depth, _ = rooms[0]
-    if all(room[0] == held and room[1] == depth for room in rooms):  # as on an idle node: quick
-        return [component for _, _, component in rooms] * (depth - held)
-    places = [(place, held, component) for held, depth, component in rooms for place in range(held, depth)]
-    return [component for _, _, component in sorted(places)]
 
 
 def _parts(claims: list[Claim]) -> Iterator[list[Claim]]:
