@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 
-from ostler.jobs.seat import Durations, in_turn
+from ostler.jobs.room import in_turn
+from ostler.jobs.seat import Durations
 
 
 def test_an_unknown_task_is_handed_over_alone() -> None:

@@ -39,6 +39,10 @@ class Seat:
         if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
             self.kill_by = None
 
+    def is_at(self, job: int, fence: int) -> bool:
+        """Whether this claim is the first in hand."""
+        return bool(self.jobs) and (self.jobs[0].id, self.jobs[0].fence) == (job, fence)
+
     def take(self, claims: Sequence[Claim]) -> None:
         """These are handed to the worker."""
         self.jobs.extend(claims)
@@ -76,13 +80,3 @@ class Durations:
             return 1
         slowest = max(average for _, average in tasks.values())
         return max(1, min(_HANDOVER_MOST, int(_HANDOVER_SECONDS / max(slowest, 1e-6))))
-
-
-def in_turn(rooms: list[tuple[int, int, str]]) -> list[str]:
-    """The components of (jobs in hand, room for, component), one for each free place, the emptiest first, one place after another."""
-    rooms.sort()
-    held, depth, _ = rooms[0]
-    if all(room[0] == held and room[1] == depth for room in rooms):  # as on an idle node: quick
-        return [component for _, _, component in rooms] * (depth - held)
-    places = [(place, held, component) for held, depth, component in rooms for place in range(held, depth)]
-    return [component for _, _, component in sorted(places)]
