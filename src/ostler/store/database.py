@@ -188,7 +188,7 @@ def exists(url: str, data: Path) -> bool:
 
 
 def connect(url: str, data: Path, **how: Any) -> Database:
-    """Open the store's database. `how`: durable, busy_timeout, read_only, create, cache_mb, told_again (see the implementations)."""
+    """Open the store's database. `how`: durable, busy_timeout, read_only, create, cache_mb, told_again, steady (see the implementations)."""
     if is_postgres(url):
         from ostler.store.postgres import PostgresDatabase  # noqa: PLC0415  its driver is an extra
 

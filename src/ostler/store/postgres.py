@@ -79,6 +79,7 @@ class PostgresDatabase:
         read_only: bool = False,
         create: bool = True,
         told_again: bool = False,
+        steady: bool = False,
     ) -> None:
         """Every commit waits for the server's disk, unless its content is told again (a node that lives on must not remember claims that
         the server has lost; so `durable` alone is for SQLite, whose nodes fall with it).
@@ -86,6 +87,7 @@ class PostgresDatabase:
         self.place = Place(url)
         self._sql = statements(self.place.schema)
         self._read_only, self._told_again, self._synced = read_only, told_again, False
+        self._steady = steady
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         self._lock_ms = int(busy_timeout * 1000)
@@ -319,6 +321,8 @@ class PostgresDatabase:
         settings["idle_in_transaction_session_timeout"] = _IDLE_MS
         if self._told_again:
             settings["synchronous_commit"] = "off"
+        if self._steady:
+            settings["plan_cache_mode"] = "force_generic_plan"
         if not self._read_only:
             # A plan that was made while a table was tiny is kept until the next analyze, and must not read a whole table then. Rows
             # are found by their ids, and taken in the order of an index, however many there are.
