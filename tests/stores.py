@@ -48,12 +48,12 @@ def rows(store: Store, sql: str, **values: Any) -> list[tuple[Any, ...]]:
     """What the SQL gives, as plain tuples; nothing for a statement that gives none."""
     if store.db.dialect == "sqlite":
         return [tuple(row) for row in store.db._connection.execute(sql, values)]
-    from ostler.store.postgres import _translated
+    from ostler.store.postgres_words import translated
 
     connection = store.db._connection()
     with connection.transaction():
         connection.execute(f"SET LOCAL search_path = {store.db.place.schema}")
-        cursor = connection.execute(_translated(sql), values)
+        cursor = connection.execute(translated(sql), values)
         return [tuple(row) for row in cursor] if cursor.description else []
 
 

@@ -267,11 +267,7 @@ class Node:
         metrics.registry.register(CallMetrics(calls, context.models, ledger))
         web = Server(build(context, self.app.routes), web_socket)
 
-        def rung() -> None:
-            dispatcher.ring()
-            poll.ring()
-
-        bell = listener(settings.store, folder, rung)
+        bell = listener(settings.store, folder, poll.ring)
         leave = Leave(member, lanes.records)  # after the dispatcher's last turn: who has stopped writes nothing
         order: list[Part] = [
             lanes,

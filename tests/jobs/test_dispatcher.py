@@ -100,7 +100,7 @@ class Desk:
 
     def known_short(self) -> None:
         for _ in range(9):
-            self.dispatcher._durations.add("q", "t", 0.0001)
+            self.dispatcher._room.durations.add("q", "t", 0.0001)
 
     def status(self, *jobs: int) -> list[tuple[str, int, int]]:
         return [(j["status"], j["attempt"], j["crashes"]) for j in map(self.store.jobs.get, jobs)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+from ostler.jobs.room import in_turn
 from ostler.jobs.seat import Durations
 
 
@@ -31,3 +34,18 @@ def test_a_new_task_in_a_known_queue_is_unknown_first() -> None:
         durations.add("q", "short", 0.0001)
     durations.add("q", "new", 0.0001)
     assert durations.handover("q") == 1
+
+
+def test_free_places_are_filled_one_after_another_the_emptiest_first() -> None:
+    draw = random.Random(1)
+    for workers in range(1, 6):
+        for most in (1, 3, 40):
+            rooms = [
+                (held, draw.randint(held + 1, most + 2), f"worker:q:{n}")
+                for n in range(workers)
+                for held in [draw.randrange(most)]
+            ]
+            alike = [(0, most, f"worker:q:{n}") for n in range(workers)]
+            for places in (rooms, alike):
+                wanted = sorted((place, held, name) for held, depth, name in places for place in range(held, depth))
+                assert in_turn(places[::-1]) == [name for _, _, name in wanted]

@@ -122,7 +122,9 @@ def test_a_node_that_was_stopped_in_a_transaction_does_not_keep_its_locks(fleet:
     with psycopg.connect(fleet.url) as blocker, fleet.store() as store:
         # Its turn begins, and waits for its own row; it is stopped there, and the row is let go.
         blocker.execute("SELECT 1 FROM ostler.nodes WHERE id = %s FOR UPDATE", [before])
-        job = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}')], store.now())[0]
+        # A job that is due takes a turn of several trips; one that only claims is never open while nobody hears its node.
+        now = store.now()
+        job = store.jobs.enqueue([NewJob("add", "work", '{"a": 1}', run_at=now)], now - 1)[0]
 
         def stopped_there() -> bool:
             fleet.until(lambda: fleet.one(waiting), "a turn to wait for the lock")

@@ -10,6 +10,7 @@ import pytest
 
 from ostler.errors import StoreBusy
 from ostler.store import Store
+from ostler.store.nodes import NodeRow
 from ostler.store.postgres_words import Speaker
 from ostler.store.rows import NewJob, Turn
 
@@ -106,3 +107,24 @@ def test_what_is_told_again_does_not_wait_for_the_disk_but_orders_do(database: s
             assert store.db.ask("SHOW synchronous_commit")[0][0] == "off"
     with Store.open(database, Path(), durable=False) as store:
         assert store.db.ask("SHOW synchronous_commit")[0][0] == "on"
+
+
+def test_no_plan_is_compiled(database: str) -> None:
+    """Ways that are turned off make a plan look dear, and an older server compiles dear plans: for longer than a thousand runs take."""
+    with Store.open(database, Path()) as store, Store.open(database, Path(), read_only=True) as reader:
+        assert [s.db.ask("SHOW jit")[0][0] for s in (store, reader)] == ["off", "off"]
+    with Store.open(f"{database}&pooler=1", Path()) as store, store.db.transaction():
+        assert store.db.ask("SHOW jit")[0][0] == "off"
+
+
+def test_a_turn_is_planned_once_also_when_the_server_knows_its_tables(database: str) -> None:
+    with Store.open(database, Path(), durable=False, steady=True) as store:
+        store.nodes.register(NodeRow("n@1", "n", 60_000, home="h"))
+        store.jobs.enqueue([NewJob("t", "q", "{}")] * 2000, store.now())
+        store.db.ask("ANALYZE")
+        for number in range(1, 12):
+            assert store.turns.take(Turn("n@1", store.now(), wants={"q": ["w"]}, number=number)).claims
+        plans = store.db.ask(
+            "SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement LIKE 'WITH mine%%'"
+        )
+    assert [tuple(row)[1] for row in plans] == [0]

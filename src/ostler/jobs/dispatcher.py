@@ -16,19 +16,20 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
 from ostler.config import Settings
-from ostler.errors import NodeLost, StoreBusy, StoreGone
-from ostler.events import Bus, JobEnded, JobsTouched, JobTook, Printed, RunsDone
-from ostler.jobs import verdict
+from ostler.errors import NodeLost, StoreBusy
+from ostler.events import Bus, JobsTouched, Printed
+from ostler.jobs import room, verdict
 from ostler.jobs.backpressure import Pressure
-from ostler.jobs.deadlines import RECALL_AFTER, Deadlines
+from ostler.jobs.deadlines import Deadlines
+from ostler.jobs.holding import Holding
 from ostler.jobs.logs import JobLogs
 from ostler.jobs.outbox import Outbox
-from ostler.jobs.seat import Durations, Seat
+from ostler.jobs.seat import Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
 from ostler.lifecycle.membership import Membership
@@ -40,7 +41,7 @@ from ostler.store import now_ms
 from ostler.store.artifacts import ArtifactRow
 from ostler.store.lanes import Lane
 from ostler.store.limits import QueueLimit
-from ostler.store.rows import Claim, Finish, Note, Requeue, Taken, Turn
+from ostler.store.rows import Claim, Finish, Note, Requeue, Taken
 
 log = logging.getLogger("ostler.jobs")
 
@@ -48,8 +49,6 @@ _GATHER = 0.001  # a turn waits so long for more results, while every worker sti
 _COMMIT = 0.05  # what an enqueue that saw this node busy gets to commit, before an idle node looks for it
 _PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
-_LONG = 1.0  # seconds of a run that is worth a line in the log
-_FRAME_BYTES = 4_000_000  # of arguments in one frame
 
 
 class Dispatcher:
@@ -68,7 +67,7 @@ class Dispatcher:
         limits: Mapping[str, QueueLimit] | None = None,
         watermarks: Mapping[str, int] | None = None,
     ) -> None:
-        self._intake, self._bus, self._member = intake, bus, member
+        self._bus, self._member = bus, member
         self._home = member.home  # where artifacts are, if they are in this data directory
         self._policy = Policy(
             settings.retry_base, settings.retry_max, settings.crash_limit, settings.retry_jitter, settings.crash_delay
@@ -77,20 +76,19 @@ class Dispatcher:
         self._by_component: dict[str, Seat] = {}
         self.lost: Callable[[str], None] = lambda _: None
         """Told when the store says that this node was declared dead; set once, by the runtime."""
-        self._durations = Durations()
         self._outbox = Outbox(member, tasks, turns, bus)
-        self._done: list[tuple[str, str, float]] = []  # what the bus is told with the next turn
         self._bell = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._due: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._closing = False
-        self._answers: set[asyncio.Task[None]] = set()
+        self._holding = Holding(intake, self._home)
         self.limits = limits or {}
         self.deadlines = Deadlines(settings, self._seats)
         self.pressure = Pressure(
             watermarks or {}, settings.load_threshold, settings.backpressure_pause, bus, self._bell.set
         )
+        self._room = room.Room(self.pressure, self.limits)
         self._logs = JobLogs(settings.data_dir)
 
     @property
@@ -123,7 +121,7 @@ class Dispatcher:
         self.deadlines.stop()
         if self._due:
             self._due.cancel()
-        turn = self._collect(claim=False)
+        turn = self._outbox.collect({}, self.limits)
         if turn and not self._member.lost:
             try:
                 self._outbox.tell(turn, await self._outbox.write(turn, patience=_LAST_TURN))
@@ -137,6 +135,10 @@ class Dispatcher:
     def ring(self, *jobs: int) -> None:
         """Something may be there to claim; these jobs have changed, and perhaps others."""
         self._bell.set()
+        self.tell(*jobs)
+
+    def tell(self, *jobs: int) -> None:
+        """Tell those who look that these jobs have changed, and perhaps others."""
         self._bus.send(JobsTouched(jobs, others=True))
 
     # ---- the loop
@@ -157,7 +159,7 @@ class Dispatcher:
     async def _once(self) -> None:
         if self._member.lost:
             return
-        turn = self._collect(claim=not self._closing)
+        turn = self._outbox.collect(self._wants(), self.limits)
         if turn is None:
             return
         try:
@@ -199,7 +201,6 @@ class Dispatcher:
     def forget(self) -> None:
         """This node was declared dead: its claims are no longer its own."""
         self._outbox.forget()
-        self._done = []
         for seat in self._seats.values():
             seat.jobs.clear()
 
@@ -207,37 +208,10 @@ class Dispatcher:
         """Whether all workers have so much in hand that the next turn may gather a larger batch first."""
         return all(len(seat.jobs) > 8 for seat in self._seats.values()) and bool(self._seats)
 
-    def _collect(self, *, claim: bool = True) -> Turn | None:
-        if self._done:
-            self._bus.send(RunsDone(self._done))
-            self._done = []
-        return self._outbox.collect(self._wants() if claim else {}, self.limits)
-
     def _wants(self) -> dict[str, list[str]]:
-        """For each queue the workers with room, the emptiest first, one place after another."""
-        rooms: dict[str, list[tuple[int, int, str]]] = {}
-        if not self.supervisor.pauses.enabled or self.supervisor.stopping:
+        if self._closing or not self.supervisor.pauses.enabled or self.supervisor.stopping:
             return {}
-        now = time.monotonic()
-        for seat in self._seats.values():
-            if not seat.worker.accepting or seat.cancel_by is not None or seat.timed_out:
-                continue
-            if seat.jobs and (seat.recalled or now > seat.began + RECALL_AFTER):
-                continue  # it is at a long one: nothing is put behind that
-            queue, held = seat.worker.pool.spec.name, len(seat.jobs)
-            if self.pressure.watermarks and self.pressure.holds(queue, now):
-                continue
-            # Where places or a rate are counted, none is held by a job that waits behind another.
-            depth = 1 if queue in self.limits else self._durations.handover(queue)
-            limit = seat.worker.pool.spec.recycle.count
-            # Never more in hand than the worker may still serve; a warmed replacement comes by itself, so it serves on.
-            if limit and not seat.worker.pool.spec.recycle.warm:
-                depth = min(depth, limit - seat.worker.served)
-            if held <= depth // 2 and held < depth:
-                rooms.setdefault(queue, []).extend((place, held, seat.worker.component) for place in range(held, depth))
-        for queue in rooms:
-            self.pressure.claimed(queue)
-        return {queue: [component for _, _, component in sorted(places)] for queue, places in rooms.items()}
+        return self._room.wants(self._seats.values())
 
     def _deliver(self, taken: Taken) -> None:
         """Hand the new claims to their workers; what a worker can no longer take goes back."""
@@ -256,7 +230,7 @@ class Dispatcher:
                 seat.next(now, at, begun=False)
             seat.take(claims)
             seat.worker.unhurried = len(seat.jobs) > _PLENTY
-            for part in _parts(claims):
+            for part in room.frames(claims):
                 seat.worker.send("work", [[c.id, c.fence, c.task, c.args, c.attempt, c.crashes] for c in part])
             self.deadlines.arm(seat)
         if self._due:
@@ -312,7 +286,7 @@ class Dispatcher:
             return
         match frame:
             case ["begin", job, fence]:
-                if seat.jobs and (seat.jobs[0].id, seat.jobs[0].fence) == (job, fence):
+                if seat.is_at(job, fence):
                     seat.begun, seat.began, seat.began_ms = True, time.monotonic(), now_ms()
             case ["done", job, fence, result]:
                 if ran := self._at(seat, job, fence):
@@ -327,39 +301,15 @@ class Dispatcher:
                 self._outbox.note(Note(job, fence, event, now_ms(), progress, stage, text, artifact))
                 self._bell.set()
             case ["holds", job, fence, key]:
-                answer = self._loop.create_task(self._answer(worker, job, fence, key))
-                self._answers.add(answer)
-                answer.add_done_callback(self._answers.discard)
+                self._holding.ask(worker, job, fence, key, self._is_running)
             case ["back", jobs]:
                 self._came_back(seat, set(jobs))
             case _:
                 log.warning("%s sent an unknown frame %r", worker.component, frame[0])
 
-    async def _answer(self, worker: Worker, job: int, fence: int, key: str | None) -> None:
-        """A worker asks whether it still owns its job, before it does what cannot be undone. The store decides."""
-        try:
-            holds = await self._held(worker, job, fence, key)
-        except Exception as error:  # noqa: BLE001
-            log.warning("job %d: its claim could not be looked up (%s); it may not publish", job, error)
-            holds = False
-        worker.send("held", job, fence, holds)
-
-    async def _held(self, worker: Worker, job: int, fence: int, key: str | None) -> bool:
-        """It waits as long as the store is away: only the job's own deadline ends that."""
-        while True:
-            try:
-                return await self._intake.call(lambda s: s.jobs.hold(job, fence, key, self._home), patience=30.0)
-            except StoreGone:
-                raise
-            except StoreBusy:
-                seat = self._seats.get(worker)
-                if (
-                    self._closing
-                    or seat is None
-                    or not seat.jobs
-                    or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence)
-                ):
-                    raise
+    def _is_running(self, worker: Worker, job: int, fence: int) -> bool:
+        seat = self._seats.get(worker)
+        return not self._closing and seat is not None and seat.is_at(job, fence)
 
     def died(self, worker: Worker, ended: Ended) -> None:
         """Its job goes back when nothing of the old run lives any more: see `gone`."""
@@ -390,7 +340,7 @@ class Dispatcher:
 
     def _at(self, seat: Seat, job: int, fence: int) -> Ran | None:
         """The run that the worker tells the end of; None when it was not at that job."""
-        if not seat.jobs or (seat.jobs[0].id, seat.jobs[0].fence) != (job, fence):
+        if not seat.is_at(job, fence):
             log.error("%s reported job %d, which it was not running; dropped", seat.worker.component, job)
             return None
         return Ran(seat.jobs[0], seat.began_ms, now_ms())
@@ -399,7 +349,7 @@ class Dispatcher:
         """The first job in hand has ended: the next one begins now. The verdict was made before anything is changed here."""
         claim, now = seat.jobs.popleft(), time.monotonic()
         seat.worker.unhurried = len(seat.jobs) > _PLENTY
-        self._durations.add(claim.queue, claim.task, now - seat.began)
+        self._room.durations.add(claim.queue, claim.task, now - seat.began)
         seat.next(now, ran.ended, begun=True)
         if seat.jobs and seat.jobs[0].timeout is not None:
             self.deadlines.arm(seat)
@@ -407,18 +357,8 @@ class Dispatcher:
         self._store_end(ran, result)
 
     def _store_end(self, ran: Ran, result: Finish | Requeue) -> None:
-        self._outbox.end(result)
+        self._outbox.ran(ran, result)
         self._bell.set()
-        claim = ran.claim
-        seconds = (ran.ended - ran.began) / 1000
-        if result.event == "done":
-            self._done.append((claim.task, claim.queue, seconds))
-            if seconds > _LONG:
-                self._bus.send(JobTook(claim.id, claim.task, claim.worker, seconds))
-            return
-        error = json.loads(result.error) if result.error else {}
-        said = (error.get("code"), error.get("message"), claim.attempt, claim.attempts)
-        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
 
     def _death(self, seat: Seat, ran: Ran, end: Exit) -> Finish | Requeue:
         how = ends.words(end.reason, end.code, end.signal)
@@ -455,17 +395,4 @@ class Dispatcher:
 
     def running(self) -> int:
         """How many jobs are running on this node now."""
-        return sum(1 for seat in self._seats.values() if seat.jobs)
-
-
-def _parts(claims: list[Claim]) -> Iterator[list[Claim]]:
-    """The claims in frames of bounded size."""
-    part: list[Claim] = []
-    size = 0
-    for claim in claims:
-        if part and size + len(claim.args) > _FRAME_BYTES:
-            yield part
-            part, size = [], 0
-        part.append(claim)
-        size += len(claim.args)
-    yield part
+        return sum(bool(seat.jobs) for seat in self._seats.values())

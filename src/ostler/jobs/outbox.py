@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 from ostler.errors import NodeLost
-from ostler.events import Bus, ClaimLost, ClaimMissed, JobsTouched
+from ostler.events import Bus, ClaimLost, ClaimMissed, JobEnded, JobsTouched, JobTook, RunsDone
 from ostler.jobs import verdict
+from ostler.jobs.verdict import Ran
 from ostler.lifecycle.membership import Membership
 from ostler.store import now_ms
 from ostler.store.lanes import Lane
@@ -19,6 +21,8 @@ from ostler.store.rows import Finish, Note, Requeue, Taken, Turn
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.jobs")
+
+_LONG = 1.0  # seconds of a run that is worth a line in the log
 
 
 class Outbox:
@@ -30,6 +34,7 @@ class Outbox:
         self._finishes: list[Finish] = []
         self._requeues: list[Requeue] = []
         self._notes: list[Note] = []
+        self._done: list[tuple[str, str, float]] = []  # (task, queue, seconds): what the bus is told with the next turn
 
     def end(self, result: Finish | Requeue) -> None:
         """A claim has ended."""
@@ -38,12 +43,29 @@ class Outbox:
         else:
             self._requeues.append(result)
 
+    def ran(self, ran: Ran, result: Finish | Requeue) -> None:
+        """A run has ended, and those who listen are told."""
+        self.end(result)
+        claim = ran.claim
+        seconds = (ran.ended - ran.began) / 1000
+        if result.event == "done":
+            self._done.append((claim.task, claim.queue, seconds))
+            if seconds > _LONG:
+                self._bus.send(JobTook(claim.id, claim.task, claim.worker, seconds))
+            return
+        error = json.loads(result.error) if result.error else {}
+        said = (error.get("code"), error.get("message"), claim.attempt, claim.attempts)
+        self._bus.send(JobEnded(claim.id, claim.task, claim.queue, claim.worker, result.event, seconds, *said))
+
     def note(self, note: Note) -> None:
         """A running job reported something."""
         self._notes.append(note)
 
     def collect(self, wants: dict[str, list[str]], limits: Mapping[str, QueueLimit]) -> Turn | None:
         """The next turn: all that is here, and these wants. None when there is nothing to do."""
+        if self._done:
+            self._bus.send(RunsDone(self._done))
+            self._done = []
         if not (wants or self._finishes or self._requeues or self._notes):
             return None
         turn = self._turn(self._notes, self._finishes, self._requeues, wants, limits)
@@ -68,6 +90,7 @@ class Outbox:
 
     def forget(self) -> None:
         """Drop everything: it belongs to claims that are no longer ours."""
+        self._done = []
         self._notes, self._finishes, self._requeues = [], [], []
 
     def put_back(self, turn: Turn) -> None:

@@ -28,6 +28,9 @@ log = logging.getLogger("ostler.jobs")
 
 _PATIENCE = 1.0  # seconds; the next poll looks again
 _RINGS = 0.05  # seconds between two looks that were rung for
+_AFTER = (
+    0.005  # seconds for the turn of a new job, for which most rings are: two threads that read at once are both slow
+)
 
 
 class _Wanted(NamedTuple):
@@ -66,6 +69,7 @@ class Poll:
         self._supervisor, self._dispatcher = supervisor, dispatcher
         self._tasks = Tasks()
         self._rung = asyncio.Event()
+        self._later: asyncio.TimerHandle | None = None
         self._granted: dict[int, None] = {}  # wishes that were done; their answers may still be on the way to the store
         self.stranded: list[str] = []
         """In words: queues with jobs that are ready, or will be, and tasks with jobs, that no running node serves."""
@@ -83,10 +87,19 @@ class Poll:
         self._tasks.begin(self._answer_rings(), "answer rings")
 
     async def stop(self) -> None:
+        if self._later:
+            self._later.cancel()
         await self._tasks.stop()
 
     def ring(self) -> None:
-        """Somebody rang: perhaps an operator."""
+        """Somebody rang: for a new job, which goes first, or perhaps an operator."""
+        self._dispatcher.wake()
+        if self._later is None:
+            self._later = asyncio.get_running_loop().call_later(_AFTER, self._ring)
+
+    def _ring(self) -> None:
+        self._later = None
+        self._dispatcher.tell()
         self._rung.set()
 
     async def _run(self) -> None:

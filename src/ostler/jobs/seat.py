@@ -39,6 +39,10 @@ class Seat:
         if self.worker.parting is None:  # after SIGTERM the worker goes, whatever it reports in its last moment
             self.kill_by = None
 
+    def is_at(self, job: int, fence: int) -> bool:
+        """Whether this claim is the first in hand."""
+        return bool(self.jobs) and (self.jobs[0].id, self.jobs[0].fence) == (job, fence)
+
     def take(self, claims: Sequence[Claim]) -> None:
         """These are handed to the worker."""
         self.jobs.extend(claims)

@@ -50,7 +50,7 @@ class Listening:
     """A thread with a connection that does nothing but LISTEN. It is made anew when it is lost; until then there is the poll."""
 
     def __init__(self, url: str, wake: Callable[[], None]) -> None:
-        from ostler.store.postgres import Place  # noqa: PLC0415  its driver is an extra
+        from ostler.store.postgres_place import Place  # noqa: PLC0415  its driver is an extra
 
         self._place, self._wake = Place(url), wake
         self._stopping = threading.Event()
@@ -110,7 +110,7 @@ class Ends:
     """
 
     def __init__(self, url: str) -> None:
-        from ostler.store.postgres import Place  # noqa: PLC0415  its driver is an extra
+        from ostler.store.postgres_place import Place  # noqa: PLC0415  its driver is an extra
 
         self._place = Place(url)
         self._lock = threading.Lock()

@@ -46,6 +46,9 @@ class Database(Protocol):
         transaction of its own, which also `rings`.
         """
 
+    def alone(self, statement: str, /, **values: Any) -> list[Any]:
+        """`run` one statement that is a transaction by itself, in one trip. Raises StoreDoubt when it may have been committed."""
+
     def transaction(self, locked: str = "", /) -> AbstractContextManager[None]:
         """All or nothing. What is committed survives the death of any process. `locked`: a name that is locked with it, as `lock` does."""
 
@@ -185,7 +188,7 @@ def exists(url: str, data: Path) -> bool:
 
 
 def connect(url: str, data: Path, **how: Any) -> Database:
-    """Open the store's database. `how`: durable, busy_timeout, read_only, create, cache_mb, told_again (see the implementations)."""
+    """Open the store's database. `how`: durable, busy_timeout, read_only, create, cache_mb, told_again, steady (see the implementations)."""
     if is_postgres(url):
         from ostler.store.postgres import PostgresDatabase  # noqa: PLC0415  its driver is an extra
 

@@ -254,7 +254,7 @@ class Lanes:
             return Lane(name, opened, loop, answers, patience, reads=how.get("read_only", False))
 
         return cls(
-            turns=lane("turns", None, durable=False, cache_mb=16),
+            turns=lane("turns", None, durable=False, cache_mb=16, steady=True),
             records=lane("records", None, durable=False),
             intake=lane("intake", durable=True),
             glance=lane("glance", read_only=True),

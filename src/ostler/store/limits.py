@@ -108,6 +108,9 @@ class Keys:
         self._running: dict[str, int] = {}
         self._full: set[str] = set()
         self._counted = False
+        self.met: set[str] = (
+            set()
+        )  # queues in which jobs with limit keys wait; all that are looked at after the first of them
         self.picked: set[Key] = set()  # keys whose first waiting job was picked
         self.passed_over = False  # another node was busy with a key: look again soon
 
@@ -138,6 +141,8 @@ class Keys:
         while True:
             rows = self._claimable(queue, count)
             keyed = [row for row in rows if row["limit_key"] is not None]
+            if keyed or self._counted:
+                self.met.add(queue)
             if keyed and not self._counted:  # most turns meet none
                 self._count()
                 if self._full:

@@ -12,26 +12,23 @@ from __future__ import annotations
 
 import json
 import logging
-import re
-import select
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
-from typing import Any
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from ostler import extras
-from ostler.errors import BadArguments, ConfigError, NoAccess, StoreBusy, StoreDoubt
+from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
-from ostler.store.database import address_of
+from ostler.store.postgres_place import (
+    Error,
+    Place,
+    hung_up,
+    works,
+)  # before the next: it says that a driver is missing
+from ostler.store.postgres_words import Said, Speaker, renamed, statements
 
-try:
+if TYPE_CHECKING:
     import psycopg
-
-    from ostler.store.postgres_words import Said, Speaker, Whole, rows
-except ImportError as missing:
-    raise ConfigError(f"a PostgreSQL store needs a driver: {extras.command('postgres')}") from missing
 
 log = logging.getLogger("ostler.store")
 
@@ -40,8 +37,6 @@ _IDLE_MS = 5000  # after which the server ends a transaction whose client says n
 _CLOCK_FOR = 1.0  # seconds that the server's clock is followed by ours before it is asked again
 _PROMPT = 0.25
 FILLING = 9999  # in place of a migration's number: a copy of another store is under way (copy.py)
-_COMMENT = re.compile(r"--[^\n]*")
-_VALUE = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
 
 _CLOCK = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _SNAPSHOT = "SELECT pg_snapshot_xmax(pg_current_snapshot())::text::bigint"
@@ -68,46 +63,6 @@ SELECT pg_notify(%(channel)s, job::text) FROM ostler.waiters
  WHERE job = ANY (ARRAY(SELECT v::bigint FROM jsonb_array_elements_text(%(jobs)s::jsonb) AS v))
 """
 
-# A later try may work: the server is away, full, restarting or read-only, or others were in the way.
-_PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
-# What the driver says when no later try will work; such an error has no code.
-_WRONG = (
-    "password", "does not exist", "pg_hba.conf", "permission denied", "not permitted", "bad: invalid", "SSL", "certificate",
-)  # fmt: skip
-
-
-class Place:
-    """What a URL says: the server for the driver, and what is ours (`schema`, `pooler`)."""
-
-    def __init__(self, url: str) -> None:
-        known = address_of(url)
-        self.address, self.shown, self.schema, self.pooler = known[:4]
-        self.channel = f"ostler_{self.schema}"
-        self.ended_channel = f"{self.channel}_ended"
-
-    def without_password(self, text: str) -> str:
-        """The driver quotes a URL that it cannot read."""
-        secret = urlsplit(self.address).password
-        return text.replace(secret, "…") if secret else text
-
-    def connect(self, **how: Any) -> psycopg.Connection[Any]:
-        """A connection that notices within seconds when the server is gone. Errors are the driver's."""
-        found = psycopg.connect(
-            self.address,
-            autocommit=True,
-            prepare_threshold=None if self.pooler else 2,
-            connect_timeout=5,
-            keepalives_idle=5,
-            keepalives_interval=2,
-            keepalives_count=3,
-            tcp_user_timeout=15_000,
-            row_factory=rows,
-            client_encoding="utf8",
-            **how,
-        )
-        found.adapters.register_dumper(int, Whole)
-        return found
-
 
 class PostgresDatabase:
     """One connection. Not for use by two threads at once; open one per thread."""
@@ -124,13 +79,15 @@ class PostgresDatabase:
         read_only: bool = False,
         create: bool = True,
         told_again: bool = False,
+        steady: bool = False,
     ) -> None:
         """Every commit waits for the server's disk, unless its content is told again (a node that lives on must not remember claims that
         the server has lost; so `durable` alone is for SQLite, whose nodes fall with it).
         """
         self.place = Place(url)
-        self._sql = _statements(self.place.schema)
+        self._sql = statements(self.place.schema)
         self._read_only, self._told_again, self._synced = read_only, told_again, False
+        self._steady = steady
         self.held = 0.0
         self._clock = (0.0, 0)  # (our monotonic clock, the server's in ms) when they were last compared
         self._lock_ms = int(busy_timeout * 1000)
@@ -164,15 +121,25 @@ class PostgresDatabase:
         values = {"rows": json.dumps([*rows])}
         if not rings:
             return sorted(row[0] for row in self._query(self._sql[statement], values))
-        if self._open is not None and _hung_up(self._open):
+        return [self._alone(f"{statement}_alone", {**values, "channel": self.place.channel})[0][0]]
+
+    def alone(self, statement: str, /, **values: Any) -> list[Any]:
+        if not self.place.pooler:
+            return self._alone(statement, values)
+        with self.transaction():  # the session's settings are said there
+            return self.run(statement, **values)
+
+    def _alone(self, statement: str, values: Mapping[str, Any]) -> list[Any]:
+        """A transaction in one trip. A connection that is lost during it leaves a doubt."""
+        if self._open is not None and hung_up(self._open):
             self._open.close()  # the server went away while nobody used it
         connection = self._connection()
         try:
-            return [self._query(self._sql[f"{statement}_alone"], {**values, "channel": self.place.channel})[0][0]]
+            return self._query(self._sql[statement], values)
         except StoreBusy as error:
-            if _works(connection):
+            if works(connection):
                 raise
-            raise self._doubt(error.__cause__ or error) from error
+            raise self.place.doubt(error.__cause__ or error) from error
 
     def _tell(self, sql: str, values: Mapping[str, Any]) -> None:
         if self._inside:
@@ -185,11 +152,11 @@ class PostgresDatabase:
         waiting, self._waiting = self._waiting, []
         try:
             first, self._begun = self._inside and not self._begun, self._inside
-            seemed_well = _works(self._open)
+            seemed_well = works(self._open)
             try:
                 cursor = self._say(*waiting, (sql, values))
             except StoreBusy:
-                if not (first and seemed_well) or _works(self._open):
+                if not (first and seemed_well) or works(self._open):
                     raise
                 self._open = self._connect()  # it was lost while nobody used it, and nothing was said on it
                 cursor = self._say(*waiting, (sql, values))
@@ -201,8 +168,11 @@ class PostgresDatabase:
         self._connection()
         try:
             return self._speaker.say(*said)
-        except psycopg.Error as error:
+        except Error as error:
             raise self._as_ours(error) from error
+
+    def _as_ours(self, error: Error) -> Exception:
+        return self.place.as_ours(error, works=works(self._open))
 
     def ask(self, sql: str, values: Mapping[str, Any] | None = None) -> list[Any]:
         """Any statement: for the doctor, who asks what no other database knows."""
@@ -227,7 +197,7 @@ class PostgresDatabase:
 
     def _start(self, locked: str) -> None:
         """Its beginning travels with its first statement."""
-        if self._open is not None and _hung_up(self._open):
+        if self._open is not None and hung_up(self._open):
             self._open.close()  # the server went away while nobody used it
         self._connection()
         self._waiting = [(self._begin, None)]
@@ -243,17 +213,10 @@ class PostgresDatabase:
         connection, self._begun = self._connection(), True
         try:
             self._speaker.say(*waiting, ("COMMIT", None))
-        except psycopg.Error as error:
-            if not _works(connection):
-                raise self._doubt(error) from error
+        except Error as error:
+            if not works(connection):
+                raise self.place.doubt(error) from error
             raise self._as_ours(error) from error
-
-    def _doubt(self, error: BaseException) -> StoreDoubt:
-        said = _line(error) if isinstance(error, psycopg.Error) else str(error)
-        return StoreDoubt(
-            f"the connection to {self.place.shown} was lost during a commit ({said}): what it had may be stored "
-            "or not. Look before you try again"
-        )
 
     def _roll_back(self) -> None:
         self._waiting = []
@@ -262,7 +225,7 @@ class PostgresDatabase:
             return
         try:
             self._speaker.roll_back()
-        except psycopg.Error:
+        except Error:
             connection.close()  # the server rolls back what it has
 
     def lock(self, names: Iterable[str], /) -> None:
@@ -320,7 +283,7 @@ class PostgresDatabase:
             self._open.close()
 
     def _connection(self) -> psycopg.Connection[Any]:
-        if self._open is not None and _works(self._open):
+        if self._open is not None and works(self._open):
             return self._open
         if self._inside:
             raise StoreBusy(f"the connection to {self.place.shown} was lost; nothing was stored, try again")
@@ -332,8 +295,8 @@ class PostgresDatabase:
             self._open.close()
         try:
             made = self.place.connect(**self._options())
-        except psycopg.Error as error:
-            raise self._refused(error) from error
+        except Error as error:
+            raise self.place.refused(error, first=self._open is None) from error
         if (found := made.info.server_version) < OLDEST:
             made.close()
             raise ConfigError(
@@ -352,11 +315,14 @@ class PostgresDatabase:
 
     def _session(self) -> dict[str, Any]:
         """What holds for all that is said here."""
-        settings: dict[str, Any] = {"lock_timeout": self._lock_ms}
+        # What is said here is short. Up to version 17 a way that is turned off (below) counts as so dear that the server compiles the plan first.
+        settings: dict[str, Any] = {"lock_timeout": self._lock_ms, "jit": "off"}
         # A process that is stopped or cut off in the middle of a transaction must not keep its locks: others wait for them.
         settings["idle_in_transaction_session_timeout"] = _IDLE_MS
         if self._told_again:
             settings["synchronous_commit"] = "off"
+        if self._steady:
+            settings["plan_cache_mode"] = "force_generic_plan"
         if not self._read_only:
             # A plan that was made while a table was tiny is kept until the next analyze, and must not read a whole table then. Rows
             # are found by their ids, and taken in the order of an index, however many there are.
@@ -386,7 +352,7 @@ class PostgresDatabase:
             return []  # no lock where there is nothing to do
         try:
             return self._migrate()
-        except psycopg.Error as error:
+        except Error as error:
             raise self._as_ours(error) from error
 
     def _migrate(self) -> list[str]:
@@ -400,7 +366,7 @@ class PostgresDatabase:
             if not self._query("SELECT 1 FROM pg_namespace WHERE nspname = %(name)s", {"name": name}):
                 self._query(f"CREATE SCHEMA {name}")
             for number, title, script in todo:
-                self._query(_renamed(script, name))
+                self._query(renamed(script, name))
                 done = f"INSERT INTO {name}.migrations (number, name) VALUES (%(number)s, %(title)s)"  # noqa: S608
                 self._query(done, {"number": number, "title": title})
         return [title for _, title, _ in todo]
@@ -420,68 +386,3 @@ class PostgresDatabase:
                 f"schema {self.place.schema} of {self.place.shown} holds a copy that is not finished; "
                 "run 'ostler migrate --from … --to …' again, or drop the schema"
             )
-
-    def _refused(self, error: psycopg.Error) -> Exception:
-        """Why there is no connection. What a first one shows to be wrong is a ConfigError; one that worked before may work again, and
-        nothing is given up for that.
-        """
-        where, said = self.place.shown, self.place.without_password(_line(error))
-        wrong = isinstance(error, psycopg.ProgrammingError) or any(words in said for words in _WRONG)
-        if wrong and self._open is None:
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
-        return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
-
-    def _as_ours(self, error: psycopg.Error) -> Exception:
-        where, said, code = self.place.shown, _line(error), error.sqlstate or ""
-        if code == "42501":
-            return NoAccess(
-                f"{where}: {said}. A role that may create the schema runs 'ostler migrate' once, or give this one the right: "
-                f"GRANT CREATE ON DATABASE …, or USAGE and all rights on schema {self.place.schema}"
-            )
-        if code in ("42P01", "3F000", "42703", "42883"):
-            return ConfigError(
-                f"schema {self.place.schema} of {where} lacks something that this ostler needs ({said}); run 'ostler migrate'"
-            )
-        if code.startswith("22") or isinstance(error, psycopg.DataError):
-            return BadArguments(f"a value cannot be stored or looked for: {said}")
-        if not code and _works(self._open):
-            return error
-        if not code or code.startswith(_PASSING):
-            return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
-        return error
-
-
-def _hung_up(connection: psycopg.Connection[Any]) -> bool:
-    """Whether the server has something to say on a connection where nothing was asked: that it is gone."""
-    if not _works(connection):
-        return False
-    poll = select.poll()
-    poll.register(connection.fileno(), select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def _works(connection: psycopg.Connection[Any] | None) -> bool:
-    """Whether there is a connection and nothing is known against it."""
-    return connection is not None and not connection.closed and not connection.broken
-
-
-def _line(error: psycopg.Error) -> str:
-    """What the server said, on one line."""
-    return " ".join((error.diag.message_primary or str(error)).split()) or type(error).__name__
-
-
-@cache
-def _statements(schema: str) -> dict[str, str]:
-    """The statements as the driver takes them: `%(name)s` for `:name`."""
-    if found := queries.unequal():
-        raise ValueError(f"the dialects differ: {'; '.join(found)}")
-    return {name: _translated(_renamed(sql, schema)) for name, sql in queries.load("postgres").items()}
-
-
-def _translated(sql: str) -> str:
-    bare = _COMMENT.sub("", sql).replace("%", "%%")
-    return _VALUE.sub(lambda m: m[1] or f"%({m[2]})s", bare).strip()
-
-
-def _renamed(sql: str, schema: str) -> str:
-    return sql if schema == "ostler" else re.sub(r"\bostler\.", f"{schema}.", re.sub(r"\bostler_", f"{schema}_", sql))

@@ -16,10 +16,14 @@ from typing import Any
 import psycopg
 from psycopg.types.numeric import Int8Dumper
 
+from ostler.store import queries
+
 Said = tuple[str, Mapping[str, Any] | None]  # a statement and its values
 
 _UNSTORABLE = re.compile(r"\x00|[\ud800-\udfff]")
 _VALUE = re.compile(r"%\((\w+)\)s|%%")
+_COMMENT = re.compile(r"--[^\n]*")
+_NAMED = re.compile(r"('(?:[^']|'')*')|(?<![:\w]):([a-z_]\w*)")
 _PLANS = 200  # statements that a connection has prepared at most
 
 
@@ -136,3 +140,22 @@ def _row_of(names: tuple[str, ...]) -> Callable[[Sequence[Any]], Any]:
             return names
 
     return Row
+
+
+@cache
+def statements(schema: str) -> dict[str, str]:
+    """The statements as the driver takes them: `%(name)s` for `:name`."""
+    if found := queries.unequal():
+        raise ValueError(f"the dialects differ: {'; '.join(found)}")
+    return {name: translated(renamed(sql, schema)) for name, sql in queries.load("postgres").items()}
+
+
+def translated(sql: str) -> str:
+    """A statement as the driver takes it."""
+    bare = _COMMENT.sub("", sql).replace("%", "%%")
+    return _NAMED.sub(lambda m: m[1] or f"%({m[2]})s", bare).strip()
+
+
+def renamed(sql: str, schema: str) -> str:
+    """With another schema in place of `ostler`."""
+    return sql if schema == "ostler" else re.sub(r"\bostler\.", f"{schema}.", re.sub(r"\bostler_", f"{schema}_", sql))

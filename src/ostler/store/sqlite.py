@@ -119,6 +119,9 @@ class SqliteDatabase:
     def tell(self, statement: str, /, **values: Any) -> None:
         self.run(statement, **values)
 
+    def alone(self, statement: str, /, **values: Any) -> list[Any]:
+        return self.run(statement, **values)
+
     def run_many(self, statement: str, rows: Sequence[Sequence[Any]], /) -> None:
         try:
             if len(rows) == 1:

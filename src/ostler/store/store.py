@@ -57,17 +57,19 @@ class Store:
         create: bool = True,
         cache_mb: int = 4,
         told_again: bool = False,
+        steady: bool = False,
     ) -> Store:
         """Connect and bring the schema up to date. `url` '' or 'sqlite' is the SQLite file in the data directory.
 
         `durable` connections sync what they commit to the disk; `busy_timeout` is how long a statement waits for others.
         Without `create` a store that is not there yet is a ConfigError. `told_again`: whatever a server that crashes has forgotten is
-        said once more by whoever knows it, so no commit waits for the disk.
+        said once more by whoever knows it, so no commit waits for the disk. `steady`: the few statements that come again and again are planned
+        once, whatever their values are; a server plans them anew each time where it takes that for cheaper.
         """
         durable = durable and not told_again
         how = {"durable": durable, "busy_timeout": busy_timeout, "read_only": read_only, "create": create}
         if is_postgres(url):
-            how["told_again"] = told_again
+            how |= {"told_again": told_again, "steady": steady}
         db = connect(url, data, cache_mb=cache_mb, **how)
         try:
             if read_only:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from ostler.store import limits
 from ostler.store.artifacts import Artifacts
+from ostler.store.brief import Brief
 from ostler.store.changes import PROCESSING, QUEUED, SCHEDULED, Changes, Event, state
 from ostler.store.database import Database
 from ostler.store.flows import Flows
@@ -27,6 +28,7 @@ class Turns:
     def __init__(self, db: Database, changes: Changes, flows: Flows, artifacts: Artifacts) -> None:
         self._db, self._changes, self._flows, self._artifacts = db, changes, flows, artifacts
         self._frontier = Frontier(whole=not db.shared)
+        self._brief = Brief(db, self._frontier)
         # A node, and the queues for which it has idle workers, as its row says.
         self._waits: tuple[str, list[str]] = ("", [])
 
@@ -37,6 +39,11 @@ class Turns:
         No job is claimed twice: the claim finds it queued and holds its row, or it does not get it. Raises NodeLost when the node was
         declared dead; then nothing was written.
         """
+        if self._brief.fits(turn) and (claimed := self._brief.take(turn)) is not None:
+            waits = _waits_after(turn, claimed.claims)
+            dues = [claimed.due, *(self._read_again(queue, turn.now) for queue in waits)]
+            again = self._waits_are(turn.node, waits) or claimed.more
+            return Taken(claimed.claims, [], _first(dues), again=again)
         try:
             return self._turn(turn)
         finally:
@@ -49,6 +56,7 @@ class Turns:
         with self._db.transaction():
             begun = self._begin(turn) if turn.number else self._db.run("next_due")
             if not begun:
+                self._waits = ("", [])  # as that turn wrote it
                 return Taken(self._claims_of(turn.node), [], turn.now, replayed=True)
             due = begun[0]["due"]
             self._changes.gather()
@@ -68,11 +76,13 @@ class Turns:
             self._changes.keep_errors()
             self._changes.tally(counts, turn.now)
             dues.append(due)
+            self._brief.next_due(due)
             self._changes.moved_all()
-            waits = self._tell_waits(turn, claims) if turn.number and self._db.shared else self._waits
-        again = waits[0] == turn.node and not set(waits[1]) <= set(self._waits_of(turn.node))
-        self._waits = waits
-        return Taken(claims, lost, min((d for d in dues if d is not None), default=None), missed, again=again)
+            waits = _waits_after(turn, claims) if turn.number and self._db.shared else None
+            if waits is not None and waits != self._waits_of(turn.node):
+                self._db.tell("node_waits", id=turn.node, waits=json.dumps(waits))
+        again = waits is not None and self._waits_are(turn.node, waits)
+        return Taken(claims, lost, _first(dues), missed, again=again)
 
     def _begin(self, turn: Turn) -> list[Any]:
         """When the next job is `due`; nothing when the turn is not new. Raises NodeLost when the node does not live."""
@@ -87,16 +97,11 @@ class Turns:
         """Everything that the node holds, as the store has it."""
         return [Claim(*row) for row in self._db.run("claims_of", node=node)]
 
-    def _tell_waits(self, turn: Turn, claims: list[Claim]) -> tuple[str, list[str]]:
-        """Say for which queues workers are idle now: who stores a job wakes only those who wait for it.
-
-        Where a queue is new among them, look once more: a job that was stored meanwhile rang for nobody.
-        """
-        got = Counter(claim.queue for claim in claims)
-        waits = sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
-        if waits != self._waits_of(turn.node):
-            self._db.tell("node_waits", id=turn.node, waits=json.dumps(waits))
-        return turn.node, waits
+    def _waits_are(self, node: str, waits: list[str]) -> bool:
+        """The node's row says this now. Where a queue is new among them, look once more: a job that was stored meanwhile rang for nobody."""
+        again = not set(waits) <= set(self._waits_of(node))
+        self._waits = (node, waits)
+        return again
 
     def _waits_of(self, node: str) -> list[str]:
         return self._waits[1] if self._waits[0] == node else []
@@ -231,12 +236,13 @@ class Turns:
                 if len(rows) == count:
                     dues.append(due)  # the rate is what held back
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
-            if len(rows) < len(workers) and (wait := self._frontier.wait(queue)) is not None:
-                dues.append(turn.now + int(wait * 1000) + 1)
+            if len(rows) < len(workers):
+                dues.append(self._read_again(queue, turn.now))
             claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
             waited = [turn.now - row["since"] for row in rows if row["attempt"] == 0]  # for their first run
             for ms, n in Counter(waited).items():
                 _count(counts, queue, f"wait:{bin_of(ms)}", n)
+        self._brief.met_keys(keys.met, turn.now)
         if keys.passed_over:
             dues.append(turn.now + _BUSY)
         if not claims:
@@ -251,6 +257,11 @@ class Turns:
         for queue, n in Counter([c.queue for c in taken]).items():
             self._changes.moved({(queue, QUEUED): -n, (queue, PROCESSING): n})
         return taken, dues, len(claims) - len(taken)
+
+    def _read_again(self, queue: str, now: int) -> int | None:
+        """When the queue is read from the beginning again; None when it is anyway."""
+        wait = self._frontier.wait(queue)
+        return None if wait is None else now + int(wait * 1000) + 1
 
     def recover(self, node: str, now: int, reason: str) -> list[int]:
         """Send the claims of a dead node back to the queue. Blames no job; harmless when done twice."""
@@ -271,6 +282,16 @@ class Turns:
         if rows:
             self._db.ring_all()
         return [row["id"] for row in rows]
+
+
+def _waits_after(turn: Turn, claims: list[Claim]) -> list[str]:
+    """The queues for which workers are idle now: who stores a job wakes only those who wait for it."""
+    got = Counter(claim.queue for claim in claims)
+    return sorted(queue for queue, workers in turn.wants.items() if got[queue] < len(workers))
+
+
+def _first(dues: Iterable[int | None]) -> int | None:
+    return min((due for due in dues if due is not None), default=None)
 
 
 def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:

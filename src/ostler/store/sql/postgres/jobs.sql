@@ -90,6 +90,54 @@ UPDATE ostler.jobs SET status = 'processing', attempt = attempt + 1, fence = fen
  WHERE jobs.id = c.id AND jobs.status || '' = 'queued'
 RETURNING jobs.id;
 
+-- own: turn_alone
+-- A turn that has nothing to write and claims from queues without limits, as a transaction of its own in one trip: what node_turn,
+-- claimable, claim, depth_add, tally and node_waits do, in their order. Where it takes more than that nothing is written and no row comes
+-- back: the node does not live, this turn is not new, a scheduled job is due, a job with a limit key was met. Else there is a row for
+-- each claim, or one without. `wants` has [queue, rank, low, free places, [worker, …]] for each queue, with the workers of as many places as
+-- are to be filled now; `reads` [queue, seconds, priority, place] of its first job, if any.
+WITH mine AS (
+SELECT id FROM ostler.nodes
+ WHERE id = :id AND turn < :turn AND status IN ('starting', 'healthy', 'stopping')
+   AND NOT EXISTS (SELECT 1 FROM ostler.jobs WHERE status = 'queued' AND later = 1 AND run_at <= :now) FOR NO KEY UPDATE),
+wanted AS (
+SELECT w ->> 0 AS queue, (w ->> 1)::int AS rank, (w ->> 2)::bigint AS low, (w ->> 3)::int AS many,
+       w -> 4 AS workers, jsonb_array_length(w -> 4) AS most, clock_timestamp() AS began
+  FROM mine, jsonb_array_elements(:wants::jsonb) AS w),
+picked AS (
+SELECT wanted.queue, wanted.workers -> (j.n - 1)::int AS worker, extract(epoch FROM clock_timestamp() - wanted.began)::float8 AS took, j.*
+  FROM wanted LEFT JOIN LATERAL (SELECT row_number() OVER () AS n, r.* FROM (
+       SELECT id, limit_key, priority, coalesce(position, id) AS place FROM ostler.jobs
+        WHERE status = 'queued' AND later = 0 AND behind = 0 AND queue = wanted.queue
+          AND (-priority, coalesce(position, id)) >= (wanted.rank, wanted.low)
+          AND (:tasks::text IS NULL OR task = ANY (ARRAY(SELECT v FROM jsonb_array_elements_text(:tasks::jsonb) AS v)))
+        ORDER BY -priority, coalesce(position, id), id LIMIT wanted.most FOR UPDATE SKIP LOCKED) AS r) AS j ON true),
+node AS (
+UPDATE ostler.nodes SET turn = :turn, beat_at = :beat,
+       waits = (SELECT coalesce(jsonb_agg(queue), '[]')::text FROM wanted
+                 WHERE many > (SELECT count(id) FROM picked WHERE picked.queue = wanted.queue))
+ WHERE id = (SELECT id FROM mine) AND NOT EXISTS (SELECT 1 FROM picked WHERE limit_key IS NOT NULL)
+RETURNING (SELECT min(run_at) FROM ostler.jobs WHERE status = 'queued' AND later = 1) AS due),
+claimed AS (
+UPDATE ostler.jobs SET status = 'processing', attempt = attempt + 1, fence = fence + 1, seq = seq + 1, node = :id,
+       worker = p.workers ->> jobs.id::text, started_at = :now, claimed_at = :now, claim_seq = seq + 1, progress = NULL, stage = NULL
+  FROM node, (SELECT jsonb_object_agg(id, worker) AS workers FROM picked WHERE id IS NOT NULL) AS p
+ WHERE jobs.id = ANY (ARRAY(SELECT id FROM picked WHERE id IS NOT NULL)) AND jobs.status || '' = 'queued'
+RETURNING jobs.id, fence, worker, task, queue, args, attempt, excused, attempts, crashes, timeout, backoff, priority,
+          coalesce(position, jobs.id) AS place, greatest(coalesce(run_at, 0), created_at) AS since),
+moved AS (
+INSERT INTO ostler.depths (queue, status, n)
+SELECT queue, state, change * count(*) FROM claimed, (VALUES ('queued', -1), ('processing', 1)) AS s (state, change) GROUP BY queue, state, change),
+counted AS (
+INSERT INTO ostler.tallies AS t (step, at, queue, name, part, n)
+SELECT step, :now / 1000 - :now / 1000 % step, queue, 'wait:' || width_bucket(:now - since - 1, :bounds::bigint[]), pg_backend_pid() % 64, count(*)
+  FROM claimed, (VALUES (10), (600)) AS s (step) WHERE attempt = 1 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4
+ON CONFLICT (step, at, queue, name, part) DO UPDATE SET n = t.n + excluded.n)
+SELECT c.id, c.fence, c.worker, c.task, c.queue, c.args, c.attempt - c.excused AS attempt, c.attempts, c.crashes, c.timeout, c.backoff,
+       c.priority, c.place, node.due,
+       (SELECT jsonb_agg(jsonb_build_array(queue, took, priority, place)) FROM picked WHERE n IS NULL OR n = 1) AS reads
+  FROM node LEFT JOIN claimed AS c ON true;
+
 -- name: finish_done
 -- `finish` for most jobs, which are done and have nothing else to say. A row that is done is also the event `done`.
 UPDATE ostler.jobs SET status = 'done', result = f.result, error = NULL, started_at = f.started_at, finished_at = f.finished_at,
