@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from ostler.plane.upstream import Head, Headers, Link, Upstream
+from ostler.plane.answer import Head, Headers
+from ostler.plane.upstream import Link, Upstream
 
 
 class Ahead:

@@ -1,4 +1,4 @@
-"""An answer as its client gets it: a head, a body of which the client can tell the end, and trailers."""
+"""An answer: its head, as an upstream sends it, and how its client gets it, with a body of which the client can tell the end, and trailers."""
 
 from __future__ import annotations
 
@@ -6,11 +6,46 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from ostler.plane.entry import STATUS_LINES
-from ostler.plane.upstream import Head, Headers
 
 if TYPE_CHECKING:
     from ostler.plane.client import Client
     from ostler.plane.request import Request
+
+
+HOP = frozenset(
+    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
+)
+
+Headers = list[tuple[bytes, bytes]]
+
+
+class Head:
+    """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
+
+    status = 0
+    upgrade = b""
+    length: int | None = None
+    chunked = False
+    close = False  # the other side closes after this answer
+
+    def __init__(self) -> None:
+        self.headers: Headers = []
+
+    def get(self, name: bytes) -> bytes | None:
+        return next((value for found, value in self.headers if found == name), None)
+
+    def add(self, name: bytes, value: bytes) -> None:
+        name = name.lower()
+        if name not in HOP:
+            if name == b"content-length" and value.isdigit():
+                self.length = int(value)
+            self.headers.append((name, value))
+        elif name == b"transfer-encoding":
+            self.chunked = value.lower().endswith(b"chunked")
+        elif name == b"upgrade":
+            self.upgrade = value
+        elif name == b"connection":
+            self.close = self.close or b"close" in value.lower()
 
 
 class Answer:

@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from typing import Self
 
-from ostler.plane.upstream import Head, Headers, Link, Upstream
+from ostler.plane.answer import Head, Headers
+from ostler.plane.upstream import Link, Upstream
 
 _HIGH = 262_144  # bytes of an answer that wait for their reader
 

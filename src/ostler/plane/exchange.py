@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ostler.plane.access import CLIENT_HEADER, PEER_HEADER
-from ostler.plane.answer import Answer, switching
+from ostler.plane.answer import HOP, Answer, Head, Headers, switching
 from ostler.plane.plan import Forward, Refuse, Relay
-from ostler.plane.upstream import HOP, Head, Headers, Link
+from ostler.plane.upstream import Link
 
 if TYPE_CHECKING:
     from ostler.plane.client import Client

@@ -6,11 +6,11 @@ import asyncio
 from typing import TYPE_CHECKING, Any
 
 from ostler.plane.ahead import Ahead
-from ostler.plane.answer import switching
+from ostler.plane.answer import Head, switching
 from ostler.plane.plan import LATER, Plan, Relay
 from ostler.plane.relay import SESSION, dial, switching_raw
 from ostler.plane.request import Request
-from ostler.plane.upstream import Head, Upstream
+from ostler.plane.upstream import Upstream
 from ostler.sessions.selection import Worker
 
 if TYPE_CHECKING:

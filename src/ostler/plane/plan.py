@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ostler.plane.upstream import Head, Link, Upstream
+from ostler.plane.answer import Head
+from ostler.plane.upstream import Link, Upstream
 
 if TYPE_CHECKING:
     from ostler.plane.request import Request
@@ -77,7 +78,7 @@ class Refuse:
 
 @dataclass(frozen=True, slots=True)
 class Serve:
-    """A coroutine that answers by itself (`reply`, or `start`, `write`, `finish`) and returns None, or returns another plan. It is
+    """A coroutine that answers by itself (`reply`) and returns None, or returns another plan. It is
     cancelled when the client goes away. One that neither answers nor returns a plan has somebody else call `go`.
     """
 

@@ -10,12 +10,11 @@ from urllib.parse import unquote
 
 import httptools
 
-from ostler.plane.answer import Answer
+from ostler.plane.answer import Answer, Headers
 from ostler.plane.entry import error_body, error_headers
 from ostler.plane.exchange import Exchange
 from ostler.plane.heads import Seen
 from ostler.plane.plan import Forward, Peek, Plan, Refuse, Reply, Serve
-from ostler.plane.upstream import Headers
 
 if TYPE_CHECKING:
     from ostler.plane.client import Client
@@ -313,8 +312,6 @@ class Request:
         self._news = self._task = None
         if after is not None:
             self.go(after)
-        elif not self.is_over and self.status:
-            self.finish()
 
     async def read(self, limit: int) -> bytes:
         """The whole body; answers 413 and raises CancelledError when it is larger."""
@@ -351,16 +348,6 @@ class Request:
         """Begin an answer; it goes out with its first bytes, or at its end."""
         lines = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         self.begin_answer(status, lines, measured="content-length" in headers)
-
-    async def write(self, data: bytes) -> None:
-        """A piece of the answer's body; waits while the client does not take it."""
-        assert self.answer is not None
-        if data and not self.bodiless and not self.is_over:
-            self.sent += len(data)
-            self.answer.body(data)
-        self.answer.flush()
-        while self._client.is_full:
-            await self._wait()
 
     def finish(self) -> None:
         """The answer is whole."""

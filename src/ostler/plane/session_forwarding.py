@@ -13,12 +13,12 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
-from ostler.plane.answer import switching
+from ostler.plane.answer import Head, switching
 from ostler.plane.nodes import Nodes, keeps
 from ostler.plane.plan import LATER, Plan, Refuse, Relay
 from ostler.plane.relay import LEASE
 from ostler.plane.request import Request
-from ostler.plane.upstream import Head, Link
+from ostler.plane.upstream import Link
 from ostler.sessions.selection import Worker, matches
 from ostler.sessions.splice import Limits, Splice
 

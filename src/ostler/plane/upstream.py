@@ -12,49 +12,17 @@ from typing import Protocol
 
 import httptools
 
+from ostler.plane.answer import Head, Headers
+
 MAX_HEAD = 524_288  # bytes of a head or of trailers in an answer; more is no answer
 _BACKLOG_PATIENCE = 5.0  # seconds for which a socket whose line is full is tried again
 _RETRY = 0.005
 TCP = "tcp:"
-HOP = frozenset(
-    {b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade"}
-)
 
 # A head as a model's worker writes it, and as a client may have it.
 _PLAIN = re.compile(
     rb"HTTP/1\.1 200 OK\r\ncontent-type: [ -~]+\r\ncontent-length: (\d{1,12})\r\n(?:x-ostler-[a-z-]+: [ -~]*\r\n)*\r\n"
 )
-
-Headers = list[tuple[bytes, bytes]]
-
-
-class Head:
-    """The beginning of an answer. `headers` have names in lower case, and only those that are for the client."""
-
-    status = 0
-    upgrade = b""
-    length: int | None = None
-    chunked = False
-    close = False  # the other side closes after this answer
-
-    def __init__(self) -> None:
-        self.headers: Headers = []
-
-    def get(self, name: bytes) -> bytes | None:
-        return next((value for found, value in self.headers if found == name), None)
-
-    def add(self, name: bytes, value: bytes) -> None:
-        name = name.lower()
-        if name not in HOP:
-            if name == b"content-length" and value.isdigit():
-                self.length = int(value)
-            self.headers.append((name, value))
-        elif name == b"transfer-encoding":
-            self.chunked = value.lower().endswith(b"chunked")
-        elif name == b"upgrade":
-            self.upgrade = value
-        elif name == b"connection":
-            self.close = self.close or b"close" in value.lower()
 
 
 class Sink(Protocol):
