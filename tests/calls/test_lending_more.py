@@ -53,8 +53,13 @@ def test_a_client_that_does_not_read_its_answer_keeps_nobody_waiting(node: Node)
     client, size = Connection(node), 24_000_000  # more than the sockets take
     pid = client.lent("odd", 0)["result"]["pid"]
     client.send(client.bytes("odd", {"bytes": size}))
-    until(lambda: state(node, "odd:odd")["in_flight"] == 0, "its place to be free")
-    assert Connection(node).call("odd", 0)["result"]["pid"] == pid
+    assert client.socket.recv(1, socket.MSG_PEEK)
+    asked = {"task": "odd", "model": "odd"}
+    until(
+        lambda: node.post("/api/v1/models/unload", asked, **{"content-type": "application/json"})[0] == 200,
+        "its worker to be free",
+    )
+    assert Connection(node).call("odd", 0)["result"]["pid"] != pid
     status, body = client.answer()
     assert (status, len(body["result"])) == (200, size)
     assert client.call("odd", 1)["result"]["payload"] == 1, "and the connection is as good as ever"
