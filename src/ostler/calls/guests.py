@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import mmap
+import os
 import re
 import socket
 import struct
@@ -36,6 +37,7 @@ _MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _LONGEST_HEAD = 4096
 _LONGEST_BODY = 262_144
 _TOLD = 0.1  # seconds between two reports
+_PIECE = 65_536  # bytes of an answer in one message
 _SIZE = struct.Struct(">I")
 
 
@@ -75,10 +77,16 @@ class Channel(Connection):
         self._cells: mmap.mmap | None = None
         self._lock = threading.Lock()
         self.guests: dict[int, Guest] = {}
+        os.register_at_fork(after_in_child=self._forked)
+
+    def _forked(self) -> None:
+        """A process that the model has forked keeps nobody's connection open."""
+        for inherited in (self, *self.guests.values()):
+            inherited.socket.close()
 
     def hear(self) -> list[Guest | None]:
         """Read once. New guests, or None where others were told to leave. Raises HungUp when the plane has gone."""
-        data, descriptors, _, _ = socket.recv_fds(self.socket, 65_536, 16)
+        data, descriptors, _, _ = socket.recv_fds(self.socket, 65_536, 16, socket.MSG_CMSG_CLOEXEC)
         if not data:
             raise HungUp
         self._descriptors.extend(descriptors)  # each came with the first byte of its message
@@ -96,7 +104,7 @@ class Channel(Connection):
                 self.guests[cell] = guest = Guest(accepted, self, cell, self._cells, terms)
                 found.append(guest)
             elif (leaving := self.guests.get(told[0])) is not None:
-                if name == "cancel" and (call := leaving.call) is not None:
+                if name == "cancel" and (call := leaving.call) is not None and call.id == told[1]:
                     call.cancelled = True
                 leaving.leaves = True
                 found.append(None)
@@ -210,10 +218,17 @@ class Guest(Connection):
         return now - self.rested > TIRED
 
     def close(self) -> None:
-        """Back to the plane, with what was read and not taken; unless a call ends without its answer, or the client has gone."""
+        """Back to the plane, with what was read and not taken, and the rest of an answer that the client is slow to read; unless a call
+        ends without its answer, or the client has gone.
+        """
         if self._channel.guests.pop(self._cell, None) is None:
             super().close()
             return
-        lost = bool(self._row) or self.gone
+        unsent, self.out = self.out, None
+        if unsent is not None and not self.gone:  # the model waits for no client: the plane has the patience
+            for at in range(0, len(unsent), _PIECE):
+                self._channel.tell(["unsent", self._cell, [], str(unsent[at : at + _PIECE], "latin-1")])
+            self.answered()
+        name = "gone" if self.gone else "ended" if self._row else "back"
         super().close()
-        self._channel.tell(["gone" if lost else "back", self._cell, self._rows, self._rest.decode("latin-1")])
+        self._channel.tell([name, self._cell, self._rows, self._rest.decode("latin-1")])

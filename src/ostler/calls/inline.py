@@ -100,6 +100,7 @@ class Inline:
         self._arrived: deque[Connection] = deque()
         self._errands: deque[Callable[[], None]] = deque()
         self._waiting: deque[tuple[Connection, Request, Call]] = deque()
+        self._again: dict[Connection, None] = {}  # whose next request came together with the last one
         self._guests: list[Guest] = []
         self._look_at = 0.0  # when they are seen to
         self._batching = Batching(batch, wait)
@@ -140,6 +141,8 @@ class Inline:
                     self._attend(connection)
                 elif descriptor == self._woken:
                     self._woke()
+            if self._again:
+                self._take_turns()
             if self._waiting:
                 self._gather()
                 self._run_batch()
@@ -147,15 +150,15 @@ class Inline:
                 self._see_to_guests(now)
 
     def _see_to_guests(self, now: float) -> None:
-        """Those that are wanted back or ask nothing leave; nobody is sent away in the middle of a call."""
+        """Those that are wanted back, ask nothing or do not read their answer leave; nobody is sent away in the middle of a call."""
         self._look_at = now + TIRED / 4
         for guest in [*self._guests]:
             goes = guest.is_tired(now) or guest.leaves or self._service.draining or self._service.state != "ready"
-            if goes and guest.call is None and guest.out is None:
+            if goes and guest.call is None:
                 self._close(guest)
 
     def _patience(self) -> float | None:
-        if self._waiting:
+        if self._waiting or self._again:
             return 0
         if not self._service.draining:
             return TIRED if self._guests else None
@@ -184,6 +187,8 @@ class Inline:
         ):  # its call waits for a batch: no more is read, and the door tells when the caller hangs up
             self._epoll.modify(connection.socket, select.EPOLLET)
             connection.muted = True
+            return
+        if connection in self._again:  # what it has sent is not all taken
             return
         try:
             if connection.out is not None:
@@ -235,17 +240,32 @@ class Inline:
             self._write(connection, memoryview(made))
         self._next(connection)
 
+    def _take_turns(self) -> None:
+        """Requests that came together with others: one of each connection, so that nobody waits for all of them."""
+        again, self._again = self._again, {}
+        for connection in again:
+            if self._connections.get(connection.socket.fileno()) is not connection:
+                continue  # closed meanwhile
+            try:
+                request = connection.reader.feed(b"")
+            except BadRequest as error:
+                self._refuse(connection, error)
+                continue
+            except HungUp:
+                self._close(connection)
+                continue
+            if request is not None:
+                self._take(connection, request)
+
     def _next(self, connection: Connection) -> None:
-        """After an answer: close, or look for a request that came together with the last one."""
+        """After an answer: close, or have a request that came together with the last one wait for its turn."""
         if connection.out is not None:
             return
         connection.answered()
         if connection.last or connection.leaves:
             raise HungUp
         if connection.reader.begun and connection.reader.head is None:
-            request = connection.reader.feed(b"")
-            if request is not None:
-                self._take(connection, request)
+            self._again[connection] = None
 
     def _write(self, connection: Connection, data: memoryview) -> None:
         """Write what the socket takes. The rest waits for the caller to read, and nobody waits for the caller."""

@@ -161,17 +161,27 @@ class Lender:
             self._calls.records.lent(place, loan.id, rows)
         if name == "rows":
             return
-        self._over(loan)
         client = loan.client
+        if name == "unsent":
+            client.is_lendable = False  # who reads slowly is not lent again
+            if not client.transport.is_closing():
+                client.write(rest.encode("latin-1"))
+            return
+        self._over(loan)
         if name == "back":
             client.is_lendable = client.is_lendable and (loan.served > 0 or not rest)  # who varies is not lent again
             client.take_back(rest.encode("latin-1"))
             return
-        _, began, number = loan.at()
+        state, began, number = loan.at()
+        why = loan.verdict
+        if (
+            why is None and name == "ended"
+        ):  # its worker was told to end, or its model failed in the middle of an answer
+            why = self._calls.death_of(loan.channel.place, f"{loan.id}-{number}")
         if began:
             place, took = loan.channel.place, time.monotonic() - began
-            self._calls.records.lent_lost(place, f"{loan.id}-{number}", took, loan.verdict)
-        client.end_loan(loan.verdict)
+            self._calls.records.lent_lost(place, f"{loan.id}-{number}", took, why)
+        client.end_loan(None if state == ANSWERS else why)
 
     def lost(self, loan: Loan) -> None:
         """Its worker has gone without a word: what it was at says what its client must be told."""
@@ -251,14 +261,15 @@ class Lender:
             _, began, number = loan.at()
             if began and f"{loan.id}-{number}" == name:
                 loan.verdict = failure(499, "CANCELLED", f"call {name} was cancelled by an operator", name)
-                loan.channel.send(["cancel", loan.cell])
-                self._loop.call_later(_CANCEL_GRACE, self._cut_off, loan)
+                loan.channel.send(["cancel", loan.cell, name])
+                self._loop.call_later(_CANCEL_GRACE, self._cut_off, loan, number)
                 return 1
         return 0
 
-    def _cut_off(self, loan: Loan) -> None:
+    def _cut_off(self, loan: Loan, number: int) -> None:
         """The model does not look whether its call was cancelled: at least its client goes."""
-        if loan.channel.loans.get(loan.cell) is loan:
+        if loan.channel.loans.get(loan.cell) is loan and loan.at()[2] == number:
+            loan.hang_up()
             loan.client.transport.abort()
 
 

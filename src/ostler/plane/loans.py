@@ -34,6 +34,7 @@ class Loan:
         self.verdict: Refuse | None = None  # why its call is being ended
         self._written = _written(client.file)
         self.holds = False  # it is at a long call, and holds a place for that
+        self.is_recalled = False
         self.served = 0
 
     def at(self) -> tuple[int, float, int]:
@@ -47,8 +48,15 @@ class Loan:
         return bool(until) and _written(self.client.file) - self._written == until
 
     def recall(self) -> None:
-        """Have it back as soon as it is answered."""
-        self.channel.send(["recall", self.cell])
+        """Have it back as soon as it is answered. Said once: a worker that is slow to listen has no endless room for it."""
+        if not self.is_recalled:
+            self.is_recalled = True
+            self.channel.send(["recall", self.cell])
+
+    def hang_up(self) -> None:
+        """End the connection for the worker, too: it has it open, so that closing our end alone would not be seen by the client."""
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self.client.file)) as shared:
+            shared.shutdown(socket.SHUT_RDWR)
 
 
 class Channel:
