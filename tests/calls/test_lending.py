@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from ostler.calls.guests import ANSWERS, CELL, CELLS, READS
+from ostler.calls.guests import ANSWERS, CELL, CELLS, READS, RESTS
 from ostler.plane.leases import Leases
 from ostler.plane.lending import Lender
 from ostler.plane.loans import Loan
@@ -339,6 +339,29 @@ def test_where_calls_wait_in_line_all_the_time_the_guests_come_back_and_stay_for
             lent.lender._calls.leases.leave(waiting)
             lent.line.apart_until = now() - 0.1  # that time is over
             lent.lender._watch()
+
+    asyncio.run(look())
+
+
+@pytest.mark.parametrize(("state", "began", "counted"), [(RESTS, 0.0, [4, 5]), (READS, 0.0, [4, 5]), (READS, 1.0, [4])])
+def test_answers_that_a_dead_worker_had_no_time_to_tell_of_are_counted(
+    state: int, began: float, counted: list[int]
+) -> None:
+    async def look() -> None:
+        lent = Lent(0.0)
+        told: list[int] = []
+        calls: Any = lent.lender._calls
+        calls.count = lambda place, n: None
+        calls.look_if_empty = calls.death_of = lambda *_: None
+        calls.records = SimpleNamespace(
+            lent=lambda place, loan, rows: told.extend(row[0] for row in rows), lent_lost=lambda *_: None
+        )
+        loan = lent.channel.loans[0]
+        loan.client.take_back = loan.client.end_loan = lambda _: None
+        loan.served = 3
+        CELL.pack_into(lent.channel.cells, 0, state, began, 5, 0)
+        lent.lender.lost(loan)
+        assert told == counted
 
     asyncio.run(look())
 

@@ -32,8 +32,8 @@ CELLS = 128
 RESTS, READS, ANSWERS = 0, 1, 2  # nothing was read; something was, and nothing is answered; an answer is being written
 TIRED = 0.05  # seconds after which a guest that asks nothing goes back
 
+MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')  # the model's name as the first key of a body
 _LENGTH = re.compile(rb"\r\n[Cc]ontent-[Ll]ength: (\d{1,12})\r\n")
-_MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _LONGEST_HEAD = 4096
 _LONGEST_BODY = 262_144
 _TOLD = 0.1  # seconds between two reports
@@ -170,7 +170,7 @@ class Guest(Connection):
         if len(data) < whole:
             return None
         body = data[end + 4 : whole]
-        named = _MODEL.match(body)
+        named = MODEL.match(body)
         if named is None or named[1] != self._model:
             raise HungUp
         self._rest = data[whole:]

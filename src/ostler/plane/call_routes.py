@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-import re
 from urllib.parse import parse_qs, unquote
 
+from ostler.calls.guests import MODEL
 from ostler.names import no_task
 from ostler.plane.call import PATH, Task, as_text, is_json, may_be_json, read_text
 from ostler.plane.calls import Calls
@@ -15,7 +15,6 @@ from ostler.plane.records import RUNNING
 from ostler.plane.request import Request
 
 _PEEK = 65_536  # bytes in which the model's name must be found
-_FIRST = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _WITH_BODY = ("POST", "PUT", "PATCH")
 
 
@@ -73,7 +72,7 @@ class Routes:
     def _peeked(self, request: Request, task: Task) -> Plan:
         """The first bytes of a JSON body are here."""
         body = request.begun()
-        if found := _FIRST.match(body):
+        if found := MODEL.match(body):
             return self._calls.begin(request, task, read_text(found[1]))
         if not request.is_whole:
             if task.default is not None:

@@ -98,7 +98,7 @@ class Calls:
         place = self.leases.down(key, replica, generation, self._loop.time())
         if place is not None:
             self._components.pop(place, None)
-            self.lender.forget(place)
+        self.lender.forget(key, replica, generation)
         if upstream := self._upstreams.pop((key, replica, generation), None):
             upstream.close()
 

@@ -13,12 +13,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ostler.calls.guests import ANSWERS, CELL, RESTS, TIRED
+from ostler.calls.guests import ANSWERS, CELL, MODEL, RESTS, TIRED
 from ostler.plane.call import FOR_WORKERS, Call, failure
 from ostler.plane.heads import Seen
 from ostler.plane.leases import Key, Line, Place
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from ostler.plane.access import Access
     from ostler.plane.calls import Calls
 
-_MODEL = re.compile(rb'\s*\{\s*"model"\s*:\s*("(?:[^"\\]|\\.)*")')
 _SHORT = 0.05  # seconds that a call of each guest may take together: so long does a call wait behind them
 _PATIENT = 10.0  # seconds that a call may take, at the least: they are looked at once a `_WATCH`
 _WATCH = 0.25  # seconds between two looks
@@ -63,13 +61,15 @@ class Lender:
             line.alone = now - call.sent_at
         if not self._suits(call, line, place, now):
             return
-        named = _MODEL.match(request.replay)
+        named = MODEL.match(request.replay)
         if named is None or seen is None or not _is_plain(seen, self._calls.access) or not client.rests():
             return
         channel = self._channels.get(place)
         if channel is None:
-            here = {p: c for p, c in self._channels.items() if c.loans or p.line.places.get(p.replica) is p}
-            self._channels = {**here, place: Channel(self, place)}
+            channel = Channel(self, place)
+            if not channel.is_closed:
+                here = {p: c for p, c in self._channels.items() if c.loans or p.line.places.get(p.replica) is p}
+                self._channels = {**here, place: channel}
         elif channel.is_open and (cell := channel.free()) is not None:
             self._lend(call, channel, cell, named[1])
 
@@ -146,10 +146,16 @@ class Lender:
             self._calls.lose(channel.place)
         channel.close()
 
-    def forget(self, place: Place) -> None:
+    def forget(self, key: Key, replica: int, generation: int) -> None:
         """The worker has gone."""
-        if channel := self._channels.pop(place, None):
-            channel.close()
+        for place, channel in [*self._channels.items()]:
+            if (place.line.key, place.replica, place.generation) == (key, replica, generation):
+                channel.close()
+
+    def drop(self, channel: Channel) -> None:
+        """It is closed."""
+        if self._channels.get(channel.place) is channel:
+            del self._channels[channel.place]
 
     def told(self, loan: Loan, name: str, rows: list[list[Any]], rest: str = "") -> None:
         """A worker says what its guest has done, and perhaps that it has left."""
@@ -174,9 +180,7 @@ class Lender:
             return
         state, began, number = loan.at()
         why = loan.verdict
-        if (
-            why is None and name == "ended"
-        ):  # its worker was told to end, or its model failed in the middle of an answer
+        if why is None and name == "ended":  # its worker was told to, or its model failed in the middle of an answer
             why = self._calls.death_of(loan.channel.place, f"{loan.id}-{number}")
         if began:
             place, took = loan.channel.place, time.monotonic() - began
@@ -186,8 +190,14 @@ class Lender:
     def lost(self, loan: Loan) -> None:
         """Its worker has gone without a word: what it was at says what its client must be told."""
         state, began, number = loan.at()
+        rests = state == RESTS or (state == ANSWERS and loan.is_answered())
+        answered = number if rests or not began else number - 1
+        # What it had no time to tell of: how long each took is guessed, that they were answered is known.
+        self.told(
+            loan, "rows", [[n, loan.channel.place.line.alone, 0, 0, 200] for n in range(loan.served + 1, answered + 1)]
+        )
         self._over(loan)
-        if state == RESTS or (state == ANSWERS and loan.is_answered()):
+        if rests:
             loan.client.take_back(b"")
             return
         why = loan.verdict or self._calls.death_of(loan.channel.place, f"{loan.id}-{number}")
@@ -241,18 +251,16 @@ class Lender:
                     "request": f"{loan.id}-{number}",
                     "task": task,
                     "model": model,
-                    "priority": 0,
-                    "waited_ms": 0.0,
-                }
-                about |= {
                     "replica": loan.channel.place.replica,
                     "state": "streaming" if state == ANSWERS else "running",
-                }
-                about |= {
+                    "priority": 0,
                     "asked_at": round((wall - (now - began)) * 1000),
+                    "waited_ms": 0.0,
                     "running_ms": round((now - began) * 1000, 3),
+                    "bytes_in": 0,
+                    "bytes_out": 0,
                 }
-                shown.append({**about, "bytes_in": 0, "bytes_out": 0})
+                shown.append(about)
         return shown
 
     def cancel(self, name: str) -> int:

@@ -75,7 +75,7 @@ class Channel:
             self._socket.setblocking(False)
             self._socket.connect(place.upstream.path)
             self._socket.send(_OPENING)
-        except OSError:  # its line is full, or it has gone
+        except OSError:  # its line is full, or it has gone: the next try may work
             self.close()
             return
         self._loop.add_reader(self._socket, self._heard)
@@ -105,7 +105,7 @@ class Channel:
         if not data:  # it has ended
             self._lender.worker_left(self)
         elif self._frames is None and data != WELCOME:
-            self.close()  # it takes no guests
+            self.close(refuses=True)
         elif self._frames is None:
             self._welcomed()
         else:
@@ -124,8 +124,14 @@ class Channel:
         finally:
             os.close(memory)
 
-    def close(self) -> None:
-        """No more guests. Those that are there are dealt with by what they are at."""
+    @property
+    def is_closed(self) -> bool:
+        return self._socket is None
+
+    def close(self, *, refuses: bool = False) -> None:
+        """No more guests. Those that are there are dealt with by what they are at. `refuses`: its worker takes none, so nobody asks again."""
+        if not refuses:
+            self._lender.drop(self)
         sock, self._socket = self._socket, None
         self.is_open = False
         if sock is not None:
@@ -140,9 +146,10 @@ def _written(file: int) -> int:
     """Bytes that were ever written to a TCP connection, by whoever has it; 0 where the system does not tell."""
     try:
         with socket.socket(fileno=os.dup(file)) as shared:
-            acknowledged: int = _ACKNOWLEDGED.unpack_from(shared.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256))[
-                0
-            ]
-            return acknowledged + int.from_bytes(fcntl.ioctl(shared, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+            unacknowledged, before = fcntl.ioctl(shared, termios.TIOCOUTQ, bytes(4)), b""
+            while unacknowledged != before:  # what is acknowledged between the two looks would be missed
+                before, told = unacknowledged, shared.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                unacknowledged = fcntl.ioctl(shared, termios.TIOCOUTQ, bytes(4))
+            return int(_ACKNOWLEDGED.unpack_from(told)[0]) + int.from_bytes(unacknowledged, sys.byteorder)
     except (OSError, struct.error):
         return 0
