@@ -8,12 +8,15 @@ import fcntl
 import json
 import mmap
 import os
+import random
 import signal
 import socket
 import termios
 import threading
 import time
 import urllib.request
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -209,12 +212,35 @@ def test_a_worker_that_is_killed_is_told_in_a_call_and_not_noticed_between_two(
     assert client.call("slow", {"go": str(tmp_path / "go")})["result"] != pid
 
 
-def test_an_operator_sees_and_cancels_a_call_that_the_worker_took_itself(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
+def test_calls_around_the_moments_when_guests_and_models_leave_are_each_run_once(node: Node, tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    def fire(who: int) -> None:
+        client, chance = Connection(node), random.Random(who)
+        for n in range(60):
+            name = f"{who}-{n}"
+            assert client.call("fleeting", {"marks": str(marks), "n": name})["result"] == name
+            if chance.random() < 0.25:  # a guest is tired after 50 ms, and the model is idle 20 ms later
+                time.sleep(chance.choice((0.02, 0.05, 0.055, 0.07, 0.075)))
+
+    with ThreadPoolExecutor(4) as clients:
+        list(clients.map(fire, range(4)))
+    ran = Counter(marks.read_text().split())
+    assert len(ran) == 240 and set(ran.values()) == {1}
+
+
+def _in_a_lent_call(node: Node, folder: Path) -> Connection:
+    """A client whose call the worker took itself, and which does not end."""
+    (folder / "go").touch()
     client = Connection(node)
-    client.lent("slow", {"go": str(tmp_path / "go")})
-    client.send(client.bytes("slow", {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "never")}))
-    until((tmp_path / "begun").exists, "the call to begin")
+    client.lent("slow", {"go": str(folder / "go")})
+    client.send(client.bytes("slow", {"begun": str(folder / "begun"), "go": str(folder / "never")}))
+    until((folder / "begun").exists, "the call to begin")
+    return client
+
+
+def test_an_operator_sees_and_cancels_a_call_that_the_worker_took_itself(node: Node, tmp_path: Path) -> None:
+    client = _in_a_lent_call(node, tmp_path)
     shown = node.get(f"{CALLS}running")[1]["calls"]
     (row,) = [row for row in shown if row["task"] == "slow"]
     assert (row["state"], row["model"], row["replica"]) == ("running", "slow", 0) and row["running_ms"] >= 0
@@ -226,11 +252,7 @@ def test_an_operator_sees_and_cancels_a_call_that_the_worker_took_itself(node: N
 
 
 def test_a_client_that_leaves_in_its_call_has_it_cancelled(node: Node, tmp_path: Path) -> None:
-    (tmp_path / "go").touch()
-    client = Connection(node)
-    client.lent("slow", {"go": str(tmp_path / "go")})
-    client.send(client.bytes("slow", {"begun": str(tmp_path / "begun"), "go": str(tmp_path / "never")}))
-    until((tmp_path / "begun").exists, "the call to begin")
+    client = _in_a_lent_call(node, tmp_path)
     client.socket.close()
     until((tmp_path / "never.cancelled").exists, "the model to see it")
     until(lambda: state(node, "slow:slow")["in_flight"] == 0, "its place to be free")
