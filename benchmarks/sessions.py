@@ -6,9 +6,9 @@ All figures are ratios within this run. The sides take turns in short rounds, so
 printed is the median of the rounds' ratios, and in brackets the lowest and the highest. Client, node, plane, worker and browser share
 the cores. `--chromium` names a full Chromium, for its memory beside the headless shell's.
 
-    roundtrip   `page.evaluate("1")` through the relay, by redirect, by a relay that only copies bytes and by one written with the
-                library websockets, over the worker's own socket
-    connect     connect through the node (who is it, which worker, a row in the registry) over the worker's own socket, with each registry
+    roundtrip   `page.evaluate("1")` through the relay over direct, which is the same browser server on TCP, as clients reach Playwright's
+                own; beside it the worker's own (Unix) socket, redirect, a relay that only copies bytes and one with the library websockets
+    connect     connect through the node (who is it, which worker, a row in the registry) over direct, with each registry
     short       sessions a second, four at once: connect, new_context, new_page, goto, title, close. Over direct, and over a browser each
     relay       CPU of the plane for a message of 300 bytes there and back, over a relay written with the library websockets
     memory      of each open session with a small page: headless shell over full Chromium

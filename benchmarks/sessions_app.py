@@ -91,7 +91,10 @@ for name, options in POOLS.items():
         case "chromium":
             import dataclasses
 
+            from ostler.apps.browsers import driver
             from ostler.apps.browsers.pools import browsers
+
+            driver._SCRIPT = Path(__file__).with_name("sessions_serve.js")
 
             browsers(app, name, **options)
             spec = app.session_pools[name]

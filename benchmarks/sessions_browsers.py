@@ -25,19 +25,25 @@ def own(node: Node, pool: str) -> str:
     return f"ws+unix://{node.path(pool)}:/"
 
 
+def direct(node: Node, pool: str) -> str:
+    """The same browser on TCP, without the node (sessions_serve.js): as clients reach Playwright's own server."""
+    return f"ws://127.0.0.1:{Path(node.path(pool) + '.port').read_text()}/"
+
+
 def roundtrip(quick: bool) -> None:
     from playwright.sync_api import sync_playwright
 
     pools = {"chromium": chromium(), "door": chromium(redirect=True)}
-    count, rounds = (25, 16) if quick else (50, 40)
+    count, rounds = (10, 60) if quick else (10, 300)
     raw: dict[str, list[float]] = {}
     with Node(pools) as node, contextlib.ExitStack() as stack, sync_playwright() as playwright:
-        urls = {"direct": own(node, "chromium"), "relay": node.ws("chromium")}
+        urls = {"direct": direct(node, "chromium"), "relay": node.ws("chromium")}
+        urls["its own socket"] = own(node, "chromium")
         for name, program in (("copies bytes", "calls_relay.py"), ("websockets", "sessions_relay.py")):
             port = free_port()
             stack.enter_context(running([str(HERE / program), node.path("chromium"), str(port)], port))
             urls[name] = f"ws://127.0.0.1:{port}/"
-        redirected = {"its worker, direct": own(node, "door"), "redirect": node.ws("door")}
+        urls["redirect"] = node.ws("door")
 
         def side(name: str, url: str):
             page = playwright.chromium.connect(url).new_page()
@@ -59,12 +65,10 @@ def roundtrip(quick: bool) -> None:
         of = ", ".join(f"{name} {ms(p50(v))} (best {ms(min(v))})" for name, v in found.items())
         of = f"{tenth(raw, 'relay', 'direct')}; {of}"
         line("page.evaluate through the relay, over direct", shown(over(found, "relay", "direct")), "<= 1.10", of)
-        for name in ("copies bytes", "websockets"):
-            line(f"  a relay: {name}, over direct", shown(over(found, name, "direct")), "", tenth(raw, name, "direct"))
-        found = turns({name: side(name, url) for name, url in redirected.items()}, rounds)
-        of = ", ".join(f"{name} {ms(p50(v))} (best {ms(min(v))})" for name, v in found.items())
-        of = f"{tenth(raw, 'redirect', 'its worker, direct')}; {of}"
-        line("  redirected, over direct", shown(over(found, "redirect", "its worker, direct")), "<= 1.02", of)
+        others = ("its own socket", "copies bytes", "websockets", "redirect")
+        for name in others:
+            line(f"  {name}, over direct", shown(over(found, name, "direct")), "", tenth(raw, name, "direct"))
+        line("  through the relay, over its own socket", shown(over(found, "relay", "its own socket")), "")
 
 
 def connect(node: Node, name: str, quick: bool) -> None:
@@ -72,7 +76,11 @@ def connect(node: Node, name: str, quick: bool) -> None:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        urls = {"direct": own(node, "chromium"), "node": node.ws("chromium")}
+        urls = {
+            "direct": direct(node, "chromium"),
+            "node": node.ws("chromium"),
+            "its own socket": own(node, "chromium"),
+        }
         for pause, how in ((0.03, "with a pause of 30 ms"), (0.0, "without a pause")):
             raw: dict[str, list[float]] = {}
 
@@ -89,9 +97,9 @@ def connect(node: Node, name: str, quick: bool) -> None:
 
             [side(which, url) for which, url in urls.items()]
             raw.clear()
-            found = turns({which: lambda w=which, u=u: side(w, u) for which, u in urls.items()}, 12 if quick else 50)
+            found = turns({which: lambda w=which, u=u: side(w, u) for which, u in urls.items()}, 24 if quick else 60)
             of = ", ".join(f"{which} {ms(p50(v))} (best {ms(min(v))})" for which, v in found.items())
-            of = f"{tenth(raw, 'node', 'direct')}; {of}"
+            of = f"{tenth(raw, 'node', 'direct')}; {of}; over its own socket {shown(over(found, 'node', 'its own socket'))}"
             line(
                 f"{name}: Playwright's connect through the node, over direct, {how}",
                 shown(over(found, "node", "direct")),
@@ -123,7 +131,7 @@ async def _short(quick: bool) -> None:
     with Node({"chromium": chromium()}) as node:
         async with async_playwright() as playwright:
             ways = {
-                "direct": lambda: playwright.chromium.connect(own(node, "chromium")),
+                "direct": lambda: playwright.chromium.connect(direct(node, "chromium")),
                 "grid": lambda: playwright.chromium.connect(node.ws("chromium")),
                 "a browser each": lambda: playwright.chromium.launch(executable_path=program),
             }
@@ -140,10 +148,10 @@ async def _short(quick: bool) -> None:
                 return count / (time.perf_counter() - start)
 
             found, spent = {name: [] for name in ways}, {name: [] for name in ways}
-            roots, each = (os.getpid(), node.process.pid), 8 if quick else 16
+            roots, each = (os.getpid(), node.process.pid), 16
             for name, begin in ways.items():
                 await rate(begin, 4)
-            for number in range(3 if quick else 10):
+            for number in range(6 if quick else 16):
                 for name in list(ways) if number % 2 else list(ways)[::-1]:
                     before = family_cpu(*roots)
                     found[name].append(await rate(ways[name], each))

@@ -11,9 +11,9 @@ import pytest
 
 from ostler.events import Bus
 from ostler.lifecycle.state import Status
-from ostler.sessions import pools
+from ostler.sessions import held, pools, turns
 from ostler.sessions.pools import SessionPools
-from ostler.sessions.registry import Admission, Ended, Verdict
+from ostler.sessions.registry import Admission, Ended, Verdict, WorkerKey
 from ostler.sessions.spec import declare_program
 from ostler.sessions.tenant import Sessions
 from tests.sessions.planes import until
@@ -26,6 +26,8 @@ class Registry:
         self.rung: Callable[[], None] = lambda: None
         self.ended: list[Ended] = []
         self.admitted: list[str] = []
+        self.turns: list[tuple[list[str], list[str]]] = []  # (ended, admitted)
+        self.left: list[tuple[str, list[str]]] = []  # (worker, whose ends were told before)
         self.there = asyncio.Event()
         self.there.set()
 
@@ -33,19 +35,23 @@ class Registry:
         await self.there.wait()
         self.ended += ended
         self.admitted += [about.id for about in wanted]
+        self.turns.append(([one.id for one in ended], [about.id for about in wanted]))
         return [Verdict(ok=True) for _ in wanted]
+
+    async def leave(self, worker: WorkerKey, reason: str, text: str) -> None:
+        self.left.append((worker.component, [one.id for one in self.ended]))
 
     async def nothing(self, *_: object) -> dict[Any, Any]:
         return {}
 
-    start = stop = announce = beat = leave = nothing
+    start = stop = announce = beat = nothing
 
 
 class Stage:
     """Two workers of one pool."""
 
     def __init__(self) -> None:
-        spec = declare_program("echo", ["serve", "{socket}"], None, {"lifetime": 0})
+        spec = declare_program("echo", ["serve", "{socket}"], None, {"lifetime": 0, "slots": 2})
         self.registry = Registry()
         self.pools = SessionPools({"echo": spec}, self.registry, Bus(), beat=60.0)  # type: ignore[arg-type]
         self.tenant = Sessions(self.pools)
@@ -76,6 +82,16 @@ class Stage:
 
     def admit(self, session: str, number: int = 0) -> None:
         self.pools.heard(["admit", session, f"worker:echo:{number}", 1, {"owner": "token"}])
+
+    async def begun(self, *sessions: str) -> None:
+        """These are live."""
+        for session in sessions:
+            self.admit(session)
+            self.tenant.heard(self.workers[0], ["opened", session, {}])
+        await until(lambda: {*sessions} <= {*self.registry.admitted}, "their rows")
+
+    def over(self, session: str) -> None:
+        self.pools.heard(["ended", session, "client", {}])
 
     def of(self, verb: str) -> list[list[Any]]:
         return [frame[1:] for frame in self.said if frame[0] == verb]
@@ -148,5 +164,72 @@ def test_a_worker_that_has_opened_a_session_is_not_blamed_for_a_slow_registry(mo
         await until(lambda: stage.of("admitted"), "it to be admitted")
         await until(lambda: stage.registry.ended, "the row of the other one to be ended")
         assert [(one.id, one.reason) for one in stage.registry.ended] == [("s2", "refused")]
+
+    staged(test)
+
+
+def test_an_admission_does_not_wait_for_ends_and_ends_are_written_together_soon(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_GATHER", 0.5)
+
+    async def test(stage: Stage) -> None:
+        await stage.begun("s1")
+        stage.over("s1")
+        await stage.begun("s2")
+        assert stage.registry.turns == [([], ["s1"]), ([], ["s2"])]
+        stage.over("s2")
+        await until(lambda: stage.registry.ended, "the ends")
+        assert stage.registry.turns[2:] == [(["s1", "s2"], [])]
+
+    staged(test)
+
+
+def test_an_admission_that_needs_the_room_of_sessions_that_have_ended_takes_their_ends_along(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_GATHER", 60.0)
+
+    async def test(stage: Stage) -> None:
+        await stage.begun("s1", "s2")
+        stage.over("s1")
+        await stage.begun("s3")  # the registry still counts s1 and s2, and there are two slots
+        assert stage.registry.turns[-1] == (["s1"], ["s3"])
+
+    staged(test)
+
+
+def test_a_session_that_ended_just_before_its_worker_left_keeps_its_own_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(turns, "_GATHER", 60.0)
+
+    async def test(stage: Stage) -> None:
+        await stage.begun("s1")
+        stage.over("s1")
+        stage.pools.unregister(stage.pools.of(stage.workers[0]))  # type: ignore[arg-type]
+        await until(lambda: stage.registry.left, "the worker to leave")
+        assert stage.registry.left == [("worker:echo:0", ["s1"])]
+
+    staged(test)
+
+
+def test_a_worker_is_told_of_sessions_for_its_views_after_the_client_is_connected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(held, "_NOTED", 0.5)
+
+    async def test(stage: Stage) -> None:
+        told: list[object] = []
+        worker = stage.workers[0]
+        worker.send, serving = (lambda *frame: told.append(frame[:2])), stage.pools.of(worker)
+        assert serving is not None
+        serving.info.update(opens=False, views="/socket")
+        stage.admit("s1")
+        await until(lambda: stage.of("admitted"), "the client to be connected")
+        stage.over("s1")
+        assert not told
+        await until(lambda: told, "the worker to be told")
+        assert told == [("open", "s1"), ("close", "s1")]
 
     staged(test)

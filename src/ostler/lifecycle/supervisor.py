@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 
 from ostler.config import Settings
 from ostler.events import Beats, Bus, WorkerMoved
-from ostler.lifecycle import leaving, plain, restart
+from ostler.lifecycle import leaving, plain, recycle, restart
 from ostler.lifecycle.ending import Endings
 from ostler.lifecycle.ledger import Ledger
 from ostler.lifecycle.membership import Membership
@@ -205,7 +205,7 @@ class Supervisor:
     def began(self, worker: Worker, number: int = 1) -> None:
         """The worker has taken an item that counts from its beginning: its tenant says `finished(counts=False)` at the end of it."""
         worker.served += number
-        if worker.pool.spec.recycle != _NEVER:
+        if self._has_done_enough(worker):
             self._wake.set()
 
     def finished(self, worker: Worker, *, idle: bool, counts: bool = True) -> None:
@@ -218,8 +218,15 @@ class Supervisor:
         if slot.history.marked and worker is slot.worker:
             slot.history = restart.after_finished(slot.history)
             self.records.forgiven(worker)
-        if idle and (worker.leave or worker.tired or slot.pool.spec.recycle != _NEVER):
+        if idle and (worker.leave or worker.tired or slot.pool.retiring is slot or self._has_done_enough(worker)):
             self._wake.set()
+
+    def _has_done_enough(self, worker: Worker) -> bool:
+        limits = worker.pool.spec.recycle
+        if limits == _NEVER:
+            return False
+        age = time.monotonic() - worker.ready_at
+        return recycle.due(limits, served=worker.served, age=age, rss_mb=worker.rss_mb) is not None
 
     # ---- the loop
 

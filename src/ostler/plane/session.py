@@ -82,11 +82,11 @@ class Session:
         self.id, self.worker, self.state = secrets.token_hex(10), worker, "admitting"
         self._is_cut = ""
         self.waited = sessions.time() - self.asked
+        sessions.say("admit", self.id, worker.component, worker.generation, self.wish.about(self))
         sessions.holds(self)
         assert self.request is not None
         self.request.gone = lambda _: self._left_early()
         self.wait(_ADMIT, self._unanswered)
-        sessions.say("admit", self.id, worker.component, worker.generation, self.wish.about(self))
         self._handshake.begin_ahead(worker, self.request)
 
     def refused(self, why: Refusal) -> None:
@@ -200,12 +200,12 @@ class Session:
         terms, is_raw = self.terms, isinstance(early, Early)
         self.state, self.request = "live", None
         client, after = request.hand_over()
+        client.write(head)  # before all else: the client can begin meanwhile
         limits = Limits(terms.get("idle", 0.0), terms.get("longest", 0.0), terms.get("ping", 0.0))
         websocket = request.protocol == b"websocket"
         kind = Bridge if is_raw and websocket else Splice
         splice = kind(client.transport, worker, limits, self._spliced, client.gone, websocket=websocket)
         self.splice, self._was_live = splice, True
-        client.write(head)
         self._sessions.began(self)
         splice.start(to_client=early.data if isinstance(early, Early) else early, to_worker=after)
 

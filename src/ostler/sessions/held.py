@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,6 +12,8 @@ from ostler.lifecycle.state import Status
 from ostler.lifecycle.worker import Worker
 from ostler.sessions.registry import Admission, WorkerEntry, WorkerKey
 from ostler.sessions.spec import SessionSpec
+
+_NOTED = 0.05  # seconds after which a worker is told of sessions that it need not know of to begin
 
 
 @dataclass(slots=True, eq=False)
@@ -29,6 +32,7 @@ class Serving:
     buried: bool = False  # … and nothing of it lives any more
     probe_ms: float | None = None
     mb: float | None = None
+    notes: list[Sequence[object]] = field(default_factory=list)  # what the worker is told in a moment
 
     @property
     def takes(self) -> bool:
@@ -36,6 +40,18 @@ class Serving:
         worker = self.worker
         leaves = self.closing or self.gone is not None or worker.leave or worker.killing is not None
         return not leaves and worker.status is Status.HEALTHY and worker.ended is None
+
+    def note(self, *frame: object) -> None:
+        """Tell the worker of a session in a moment: nobody waits for it, and clients that connect now need the processor."""
+        if not self.notes:
+            asyncio.get_running_loop().call_later(_NOTED, self._tell)
+        self.notes.append(frame)
+
+    def _tell(self) -> None:
+        notes, self.notes = self.notes, []
+        if self.gone is None:
+            for frame in notes:
+                self.worker.send(*frame)
 
     @property
     def key(self) -> WorkerKey:

@@ -193,11 +193,10 @@ class SessionPools:
         live = Live(session, serving, about, time.monotonic(), now_ms())
         self.held[session] = live
         serving.live.add(session)
-        self.supervisor.began(serving.worker)
         opens, redirects = bool(serving.info.get("opens")), serving.spec.options.redirect
         live.is_open = not (opens or redirects)
         if live.is_open and serving.info.get("views"):
-            serving.worker.send("open", session, about)  # for its live view; nobody waits for it
+            serving.note("open", session, about)  # for its live view
         if not live.is_open:
             live.ticket = secrets.token_urlsafe(18) if redirects else ""
             ticket = {"ticket": live.ticket} if redirects else {}
@@ -207,6 +206,7 @@ class SessionPools:
                 _OPENS, self.refuse, live, "worker", f"the worker did not open it within {_OPENS:g} s"
             )
         self._turns.admit(live)
+        self.supervisor.began(serving.worker)
 
     def refuse(self, live: Live, code: str, text: str, seconds: float | None = None) -> None:
         """It did not become a session."""
@@ -216,15 +216,17 @@ class SessionPools:
         self._forget(live)
         live.serving.worker.served -= 1
         if live.has_row:
-            self._turns.end(Ended(live.id, "refused", text))
+            self._turns.end(live, Ended(live.id, "refused", text))
         self.say("refused", live.id, code, text, seconds)
 
     def _forget(self, live: Live, reason: str = "refused", text: str = "") -> None:
         serving = live.serving
         serving.live.discard(live.id)
         self.stop_clock(live)
-        if serving.gone is None and (serving.info.get("opens") or serving.info.get("views") or live.ticket):
+        if serving.gone is None and (serving.info.get("opens") or live.ticket):
             serving.worker.send("close", live.id, reason, text)
+        elif serving.gone is None and serving.info.get("views"):
+            serving.note("close", live.id, reason, text)
         if serving.closing and not serving.live:
             self.supervisor.wake()
 
@@ -252,6 +254,7 @@ class SessionPools:
         if not waits:  # else it has no row, and needs none
             text, code = about.get("text"), about.get("code")
             self._turns.end(
+                live,
                 Ended(
                     live.id,
                     reason,
@@ -259,7 +262,7 @@ class SessionPools:
                     code if isinstance(code, int) else None,
                     int(about.get("bytes_in") or 0),
                     int(about.get("bytes_out") or 0),
-                )
+                ),
             )
         lasted, name, owner = time.monotonic() - live.asked, serving.spec.serves, str(live.about.get("owner") or "")
         self.bus.send(SessionEnded(live.id, name, serving.worker.component, owner, reason, lasted, live.by))
@@ -272,7 +275,7 @@ class SessionPools:
     def _judged(self, live: Live, verdict: Verdict) -> None:
         if live.id not in self.held:
             if verdict.ok and not self._turns.ends(live.id):  # refused by its worker meanwhile
-                self._turns.end(Ended(live.id, "refused", "the worker did not open it"))
+                self._turns.end(live, Ended(live.id, "refused", "the worker did not open it"))
         elif verdict.ok:
             live.has_row = True
             self.ready(live)
@@ -308,7 +311,11 @@ class SessionPools:
         for session in [*serving.live]:
             if live := self.held.get(session):
                 self._over(live, reason, {"text": text, "bytes_in": live.bytes_in, "bytes_out": live.bytes_out})
-        self.supervisor.spawn_task(self._try(self.registry.leave(serving.key, reason, text)), "session worker leaves")
+        self.supervisor.spawn_task(self._leave(serving.key, reason, text), "session worker leaves")
+
+    async def _leave(self, worker: WorkerKey, reason: str, text: str) -> None:
+        await self._try(self._turns.finish())
+        await self._try(self.registry.leave(worker, reason, text))
 
     # ---- now and then
 

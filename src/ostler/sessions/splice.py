@@ -61,13 +61,14 @@ class Side(asyncio.Protocol):
         self.is_full = self.is_paused = self.has_ended = self.is_lost = False
 
     def data_received(self, data: bytes) -> None:
+        """Passed on before it is looked at: the other side can begin meanwhile."""
+        splice = self.splice
+        if not splice.is_our_pong(self, data):
+            self.other.write(data)
         self.count += len(data)
-        self.heard = now = self.splice.time()
+        self.heard = now = splice.time()
         if self.track is None or self.track.feed(data):
             self.active = now
-        elif self.splice.is_our_pong(self, data):
-            return
-        self.other.write(data)
 
     def write(self, data: bytes) -> None:
         """At once where nothing waits to be written: the loop would do it at the end of its turn, and the other side can begin now."""
@@ -186,9 +187,11 @@ class Splice:
     def is_our_pong(self, side: Side, data: bytes) -> bool:
         """Whether that is the client's answer to a ping of ours, and nothing else: the worker did not ask for it."""
         return (
-            side is self.client
+            len(data) == _PONG
             and self._pinged > 0
-            and len(data) == _PONG
+            and side is self.client
+            and side.track is not None
+            and side.track.between
             and data[0] == 0x80 | frames.PONG
             and frames.masked(data[6:], data[2:6]) == self._payload
         )
