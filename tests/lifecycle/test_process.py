@@ -120,3 +120,39 @@ def test_a_worker_inherits_the_open_files_that_it_was_given_and_its_own_children
         port = listening.getsockname()[1]
         assert asyncio.run(main(listening.fileno())) == [f"{port} False False"]
         assert listening.fileno() >= 0
+
+
+_LABELS = (
+    "import json, os, socket, time\n"
+    "channel = socket.socket(fileno=int(os.environ['OSTLER_CONTROL'].partition(':')[0]))\n"
+    "mark = b'\\x1e' + json.loads(channel.recv(4096))[1].encode() + b' '\n"
+    "for piece in (b'M1\\nM2\\n', b'two\\n', b'M3\\n4M4\\n', b'42\\n', b'M5\\n7\\n', b'half', b'M6\\n', b'six\\n', b'M7\\nM8\\n', b'8\\n'):\n"
+    "    os.write(1, piece.replace(b'M', mark))\n"
+    "    time.sleep(0.02)\n"
+)
+
+
+def test_each_line_belongs_to_the_label_before_it_also_where_labels_come_alone_or_behind_half_a_line(
+    tmp_path: Path,
+) -> None:
+    async def main() -> list[tuple[str, bytes]]:
+        told: list[tuple[str, bytes]] = []
+        over = asyncio.get_running_loop().create_future()
+        launch = Launch(
+            [sys.executable, "-I", "-S", "-c", _LABELS], dict(os.environ), "t/w/1/", tmp_path / "log", beat=5.0
+        )
+        Process(
+            launch,
+            on_frame=lambda frame: None,
+            on_line=lambda line: None,
+            on_labelled=lambda label, lines: told.extend((label, line) for line in lines),
+            on_printed=lambda: None,
+            on_end=lambda ended: over.set_result(None),
+            on_garbage=lambda why: None,
+        )
+        await asyncio.wait_for(over, 30)
+        return told
+
+    expected = [("2", b"two"), ("3", b"4"), ("4", b"42"), ("5", b"7"), ("5", b"half"), ("6", b"six"), ("8", b"8")]
+    assert asyncio.run(main()) == expected
+    assert (tmp_path / "log").read_bytes() == b"two\n4\n42\n7\nhalf\nsix\n8\n"

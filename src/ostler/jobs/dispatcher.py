@@ -45,7 +45,6 @@ from ostler.store.rows import Claim, Finish, Note, Requeue, Taken
 
 log = logging.getLogger("ostler.jobs")
 
-_GATHER = 0.001  # a turn waits so long for more results, while every worker still has enough in hand
 _COMMIT = 0.05  # what an enqueue that saw this node busy gets to commit, before an idle node looks for it
 _PLENTY = 32  # jobs in hand that last longer than a rest of the channel
 _LAST_TURN = 5.0  # what the store gets to take the last results of a node that stops
@@ -146,8 +145,6 @@ class Dispatcher:
     async def _run(self) -> None:
         while not self._closing:
             await self._bell.wait()
-            if self._unhurried():
-                await asyncio.sleep(_GATHER)
             self._bell.clear()
             try:
                 await self._once()
@@ -203,10 +200,6 @@ class Dispatcher:
         self._outbox.forget()
         for seat in self._seats.values():
             seat.jobs.clear()
-
-    def _unhurried(self) -> bool:
-        """Whether all workers have so much in hand that the next turn may gather a larger batch first."""
-        return all(len(seat.jobs) > 8 for seat in self._seats.values()) and bool(self._seats)
 
     def _wants(self) -> dict[str, list[str]]:
         if self._closing or not self.supervisor.pauses.enabled or self.supervisor.stopping:
@@ -285,12 +278,12 @@ class Dispatcher:
         if seat is None:
             return
         match frame:
-            case ["begin", job, fence]:
-                if seat.is_at(job, fence):
-                    seat.begun, seat.began, seat.began_ms = True, time.monotonic(), now_ms()
             case ["done", job, fence, result]:
                 if ran := self._at(seat, job, fence):
                     self._end(seat, ran, verdict.done(ran, result))
+            case ["begin", job, fence]:
+                if seat.is_at(job, fence):
+                    seat.begun, seat.began, seat.began_ms = True, time.monotonic(), now_ms()
             case ["fail", job, fence, kind, what, after]:
                 if ran := self._at(seat, job, fence):
                     draw = random.uniform(-1, 1)  # noqa: S311
@@ -353,7 +346,7 @@ class Dispatcher:
         seat.next(now, ran.ended, begun=True)
         if seat.jobs and seat.jobs[0].timeout is not None:
             self.deadlines.arm(seat)
-        self.supervisor.finished(seat.worker, idle=not seat.jobs)
+        self.deadlines.supervisor.finished(seat.worker, idle=not seat.jobs)
         self._store_end(ran, result)
 
     def _store_end(self, ran: Ran, result: Finish | Requeue) -> None:

@@ -11,7 +11,7 @@ from ostler.lifecycle.worker import Worker
 from ostler.store.rows import Claim
 
 _HANDOVER_SECONDS = 0.010  # what a worker may have in hand, by measured durations
-_HANDOVER_MOST = 256
+_HANDOVER_MOST = 1024  # enough for as long as a turn with as many ends and claims takes
 _UNTITLED = 64  # runs whose output may still get its title
 _KNOWN_AFTER = 5  # runs until a task's duration counts as measured
 

@@ -66,7 +66,8 @@ class Ran(NamedTuple):
 
 def done(ran: Ran, result: str) -> Finish:
     """It returned."""
-    return ran.finish("done", "done", result=result)
+    claim, began, ended = ran
+    return Finish(claim.id, claim.fence, "done", began, ended, "done", result)
 
 
 def failed(ran: Ran, what: dict[str, Any]) -> Finish:

@@ -99,7 +99,8 @@ class Process:
         self._label = ""
         self._said: deque[bytes] = deque(maxlen=_LOG_LINES)  # since the worker gave that label
         self._token = secrets.token_hex(8)
-        self._marker = re.compile(rb"(.*)\x1e" + self._token.encode() + rb" (\d{1,18})", re.DOTALL)
+        self._mark = b"\x1e" + self._token.encode() + b" "
+        self._marker = re.compile(b"(.*)" + self._mark + rb"(\d{1,18})", re.DOTALL)
         self._frames = Frames()
         self._unsent = bytearray()
         self._partial = b""
@@ -266,12 +267,21 @@ class Process:
         if not data:
             self._loop.remove_reader(self._output)
             return False
+        if not self._partial and self._is_labels(data):
+            self._label = data[data.rindex(b" ") + 1 : -1].decode()
+            self._said.clear()
+            return True
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _LINE_LENGTH:
             lines.append(self._partial)
             self._partial = b""
         self._take(lines)
         return True
+
+    def _is_labels(self, data: bytes) -> bool:
+        """Whether each line is a label, as in a flood of short jobs that print nothing."""
+        mark = self._mark
+        return data.startswith(mark) and data[-1] == 10 and data.count(b"\n" + mark) + 1 == data.count(b"\n")
 
     def _take(self, lines: list[bytes]) -> None:
         """Complete lines: into the log, to whoever listens, and under the label that the worker gave last."""

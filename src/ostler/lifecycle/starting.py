@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ostler.errors import OstlerError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ostler.lifecycle.supervisor import Supervisor
 
 log = logging.getLogger("ostler.lifecycle")
+
+_OWN = frozenset({"beat", "ready", "tired"})  # frames that are the lifecycle's, and not the tenant's
 
 
 class Starts:
@@ -60,7 +62,7 @@ class Starts:
                     beat,
                     ticket.device if ticket else None,
                 ),
-                on_frame=lambda frame: self._heard(worker, frame),
+                on_frame=self._ear(worker),
                 on_line=lambda line: self._line(worker, line),
                 on_labelled=lambda label, lines: spec.tenant.output(worker, label, lines),
                 on_printed=lambda: self._supervisor.bus.send(Printed(slot.component)),
@@ -84,6 +86,18 @@ class Starts:
 
     # ---- what workers say (callbacks: note the fact, wake the loop)
 
+    def _ear(self, worker: Worker) -> Callable[[Frame], None]:
+        """What hears its frames: most are for its tenant, and short jobs make many."""
+        heard = worker.pool.spec.tenant.heard
+
+        def hear(frame: Frame) -> None:
+            if frame[0] in _OWN:
+                self._heard(worker, frame)
+            else:
+                heard(worker, frame)
+
+        return hear
+
     def _heard(self, worker: Worker, frame: Frame) -> None:
         kind, tenant = frame[0], worker.pool.spec.tenant
         if kind == "beat":
@@ -99,11 +113,9 @@ class Starts:
             worker.announced = True
             worker.info = frame[1] if len(frame) > 1 and isinstance(frame[1], dict) else {}
             self._supervisor.wake()
-        elif kind == "tired":
+        else:
             worker.tired = str(frame[1])[:200]
             self._supervisor.wake()
-        else:
-            tenant.heard(worker, frame)
 
     def _line(self, worker: Worker, line: str) -> None:
         if (

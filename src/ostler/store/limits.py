@@ -123,8 +123,8 @@ class Keys:
 
     def pick(self, queue: str, count: int) -> list[Any]:
         """The next jobs of the queue, in order, without those whose key is full. Never more of a key than it allows."""
-        rows = self._heads(queue, count)
-        if all(row["limit_key"] is None for row in rows):  # the usual case
+        rows, are_keyed = self._heads(queue, count)
+        if not are_keyed:  # the usual case
             return rows
         line = [(_place(row), row) for row in rows]  # sorted, so it is a heap
         chosen: list[Any] = []
@@ -136,8 +136,8 @@ class Keys:
             chosen.append(row)
         return chosen
 
-    def _heads(self, queue: str, count: int) -> list[Any]:
-        """The first jobs of the ready index, none of which has a full key."""
+    def _heads(self, queue: str, count: int) -> tuple[list[Any], bool]:
+        """The first jobs of the ready index, none of which has a full key; and whether any has a key."""
         while True:
             rows = self._claimable(queue, count)
             keyed = [row for row in rows if row["limit_key"] is not None]
@@ -149,7 +149,7 @@ class Keys:
                     continue
             blocked = {row["limit_key"] for row in keyed if self._running.get(row["limit_key"], 0) >= row["limit_max"]}
             if not blocked:
-                return rows
+                return rows, bool(keyed)
             self._full |= blocked  # look again without them: others behind may go
 
     def _claimable(self, queue: str, count: int) -> list[Any]:

@@ -134,10 +134,10 @@ class Turns:
         awaited: list[int] = []
         runs: dict[str, list[int]] = {}  # queue -> how long each run that is done took
         for row in self._ended(finishes):
-            id_, seq, queue, status, of_batch, following, chain, *_ = row  # in the statement's order
+            id_, seq, queue, status, of_batch, following, chain, _, _, is_awaited = row  # in the statement's order
             done = by_id.pop(id_)
             ended.append((queue, status))
-            if row["awaited"]:
+            if is_awaited:
                 awaited.append(id_)
             if status != JobStatus.DONE:  # that the row tells by itself
                 timeline.append((id_, seq, done.finished_at, done.event, done.data))
@@ -238,8 +238,12 @@ class Turns:
                 limits.spend(self._db, queue, limit, len(rows), turn.now)
             if len(rows) < len(workers):
                 dues.append(self._read_again(queue, turn.now))
-            claims += [_claimed(row, worker) for row, worker in zip(rows, workers, strict=False)]
-            waited = [turn.now - row["since"] for row in rows if row["attempt"] == 0]  # for their first run
+            waited = []  # how long, for their first run
+            for row, worker in zip(rows, workers, strict=False):
+                claim, attempt, since = _claimed(row, worker)
+                claims.append(claim)
+                if attempt == 0:
+                    waited.append(turn.now - since)
             for ms, n in Counter(waited).items():
                 _count(counts, queue, f"wait:{bin_of(ms)}", n)
         self._brief.met_keys(keys.met, turn.now)
@@ -299,11 +303,12 @@ def _count(counts: Counts, queue: str, name: str, n: int = 1) -> None:
     counts[key] = counts.get(key, 0) + n
 
 
-def _claimed(row: Any, worker: str) -> Claim:
-    """The columns stand in the statement in the order in which they are named here."""
-    id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, *_ = row
+def _claimed(row: Any, worker: str) -> tuple[Claim, int, int]:
+    """The claim, the runs before it, and since when the job waits. The columns stand in the statement in the order in which they are named here."""
+    id_, task, queue, args, attempts, attempt, crashes, excused, fence, timeout, backoff, _, _, _, _, since = row
     number = attempt + 1 - excused
-    return Claim(id_, fence + 1, worker, task, queue, args, number, attempts, crashes, timeout, backoff)
+    claim = Claim(id_, fence + 1, worker, task, queue, args, number, attempts, crashes, timeout, backoff)
+    return claim, attempt, since
 
 
 def _lost(row: Any, node: str, now: int, reason: str) -> Requeue:

@@ -28,15 +28,15 @@ _COUNTED = {
 }
 
 
-class _Bins:
+class Bins:
     """Durations, counted by upper bound."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self._bounds, self._bins, self._sum = bounds, [0] * (len(bounds) + 1), 0.0
 
-    def add(self, seconds: float) -> None:
-        self._bins[bisect_left(self._bounds, seconds)] += 1
-        self._sum += seconds
+    def add(self, seconds: float, count: int = 1) -> None:
+        self._bins[bisect_left(self._bounds, seconds)] += count
+        self._sum += seconds * count
 
     def put(self, family: HistogramMetricFamily, labels: list[str]) -> None:
         upper = [*map(str, map(float, self._bounds)), "+Inf"]
@@ -51,23 +51,23 @@ class SessionMetrics(Collector):
         self._ended: dict[tuple[str, str], int] = {}
         self._broken: dict[tuple[str, str], int] = {}
         self._cut: dict[str, int] = {}
-        self._waited: dict[str, _Bins] = {}
-        self._lasted: dict[str, _Bins] = {}
-        self._drained: dict[str, _Bins] = {}
+        self._waited: dict[str, Bins] = {}
+        self._lasted: dict[str, Bins] = {}
+        self._drained: dict[str, Bins] = {}
         bus.listen(self._heard)
 
     def _heard(self, event: Any) -> None:
         match event:
             case SessionBegan(pool, waited):
-                self._waited.setdefault(pool, _Bins(_WAITED)).add(waited)
+                self._waited.setdefault(pool, Bins(_WAITED)).add(waited)
             case SessionEnded():
                 key = event.pool, event.reason
                 self._ended[key] = self._ended.get(key, 0) + 1
-                self._lasted.setdefault(event.pool, _Bins(_LASTED)).add(event.seconds)
+                self._lasted.setdefault(event.pool, Bins(_LASTED)).add(event.seconds)
             case WorkerBroken(_, pool, what):
                 self._broken[pool, what] = self._broken.get((pool, what), 0) + 1
             case WorkerDrained(_, pool, seconds, cut):
-                self._drained.setdefault(pool, _Bins(_DRAINED)).add(seconds)
+                self._drained.setdefault(pool, Bins(_DRAINED)).add(seconds)
                 self._cut[pool] = self._cut.get(pool, 0) + cut
 
     def describe(self) -> Iterator[Metric]:
