@@ -148,6 +148,19 @@ def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
 
 
+def test_health_is_an_error_also_when_the_database_was_deleted_before_anybody_looked(make_node) -> None:
+    """Some connections are opened when they are first used."""
+    node = make_node("--pool", "work=1", ready=False)
+    for path in node.folder.glob("ostler.db*"):
+        path.unlink()
+    status, health = node.get("/api/v1/health")
+    assert (status, health["status"]) == (200, "error")
+    assert any("was deleted while it was in use" in error for error in health["errors"])
+    status, answer = node.get("/api/v1/jobs")
+    assert (status, answer["error"]["code"]) == (503, "STORE_GONE")
+    assert not (node.folder / "ostler.db").exists(), "nothing is stored where nobody will look for it"
+
+
 @both
 def test_queue_depths_are_right_after_kills_in_the_middle_of_the_work(make_node) -> None:
     node = make_node("--pool", "work=2")

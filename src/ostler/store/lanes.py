@@ -36,6 +36,7 @@ from typing import Any, TypeVar
 
 from ostler.config import Settings
 from ostler.errors import StoreBusy, StoreDoubt, StoreGone
+from ostler.store import database
 from ostler.store.store import Store
 
 log = logging.getLogger("ostler.store")
@@ -250,7 +251,7 @@ class Lanes:
 
         def lane(name: str, patience: float | None = patience, **how: Any) -> Lane:
             # It waits for a lock for a second at most: then the lane looks whether it may go on trying.
-            opened = partial(Store.open, settings.store, settings.data_dir, busy_timeout=1.0, **how)
+            opened = partial(_opened, settings, busy_timeout=1.0, **how)
             return Lane(name, opened, loop, answers, patience, reads=how.get("read_only", False))
 
         return cls(
@@ -273,6 +274,16 @@ class Lanes:
 
     async def stop(self) -> None:
         await asyncio.gather(*(lane.stop() for lane in self.all()))
+
+
+def _opened(settings: Settings, **how: Any) -> Store:
+    """The node's store, which was there when the node started: a file that is missing now was deleted, and no other is made for it."""
+    if not database.exists(settings.store, settings.data_dir):
+        path = database.sqlite_path(settings.store, settings.data_dir)
+        raise StoreGone(
+            f"the database {path} was deleted while it was in use; nothing was stored. Stop the node, put the file back, start it again"
+        )
+    return Store.open(settings.store, settings.data_dir, **how)
 
 
 def _resolve(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
