@@ -53,13 +53,21 @@ def counts(node: Node) -> tuple[int, int, int]:
     return len(done), len(toxic), len(failed) - len(toxic)
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.soak), 2])
-def test_ten_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start, workers: int) -> None:
+@pytest.mark.parametrize(
+    ("workers", "after"),
+    [
+        pytest.param(1, 20, marks=pytest.mark.soak),
+        (2, 20),
+        pytest.param(1, 0, id="1-at the end"),
+        pytest.param(2, 0, id="2-at the end", marks=pytest.mark.soak),
+    ],
+)
+def test_twenty_bad_jobs_among_good_ones_end_toxic_and_no_worker_is_failed(start, workers: int, after: int) -> None:
     node = start(workers)
-    jobs = put(node, *[False] * 20, *[True] * 10, *[False] * 20)
+    jobs = put(node, *[False] * 20, *[True] * 20, *[False] * after)
     until(lambda: sum(counts(node)) == len(jobs), "all jobs to end", 110)
-    assert counts(node) == (40, 10, 0)
-    assert all(w["status"] != "failed" for w in node.workers())
+    assert counts(node) == (20 + after, 20, 0)
+    assert all((w["status"] != "failed", w["restart_count"]) == (True, 0) for w in node.workers())
     until(lambda: node.get("/api/v1/health")[1]["status"] == "healthy", "the node to be healthy")
 
 

@@ -10,7 +10,9 @@ import pytest
 
 from ostler.jobs.verdict import Policy, Ran, crashed
 from ostler.lifecycle import restart
-from ostler.lifecycle.restart import CREDIT, GiveUp, History, Limits
+from ostler.lifecycle import worker as lifecycle
+from ostler.lifecycle.restart import GiveUp, History, Limits
+from ostler.lifecycle.worker import PoolSpec
 from ostler.store.rows import Claim, Finish
 
 LIMITS = Limits()
@@ -51,7 +53,7 @@ class Pool:
 
     bad: list[bool]
     workers: int
-    credit: int = 0
+    pool: lifecycle.Pool = field(default_factory=lambda: lifecycle.Pool(PoolSpec("q", 1, ["x"])))
     histories: list[History] = field(default_factory=list)
     done: int = 0
     toxic: int = 0
@@ -74,21 +76,23 @@ class Pool:
             now += 0.1
             if not self.bad[job]:
                 self.done += 1
-                self.credit = CREDIT
+                self.pool.finished()
                 self.histories[worker] = restart.after_finished(self.histories[worker])
                 heapq.heappush(free, (now, worker))
                 continue
             claim = Claim(job, 1, "w", "t", "q", "{}", crashes + 1, 3, crashes, 0, None)
-            verdict = crashed(Ran(claim, 0, int(now * 1000)), "signal", "SIGSEGV", Policy())
+            verdict = crashed(
+                Ran(claim, 0, int(now * 1000)), "signal", "SIGSEGV", Policy(), doubtful=self.pool.doubtful
+            )
             if isinstance(verdict, Finish):
                 self.toxic += 1
             else:
+                newest += 1
                 back = (newest if verdict.last else position, job, crashes + 1)
                 at = (verdict.run_at or 0) / 1000
                 heapq.heappush(later, (max(now, at), back))
-            counted, self.credit = restart.blame(f"job:{job}", crashes == 0, self.credit)
             delay = restart.after_uncounted_crash(LIMITS)
-            if counted:
+            if self.pool.blames(f"job:{job}", first=crashes == 0):
                 self.histories[worker], delay = restart.after_crash(self.histories[worker], int(now * 1000), LIMITS)
             if isinstance(delay, GiveUp):
                 self.failed.add(worker)
@@ -99,7 +103,8 @@ class Pool:
 
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_bad_jobs_among_good_ones_end_toxic_and_no_worker_fails(workers: int) -> None:
-    corpora = [[False] * 20 + [True] * 20 + [False] * 20, [n % 3 == 2 for n in range(90)]]
+    middle, end = [False] * 20 + [True] * 20 + [False] * 20, [False] * 20 + [True] * 20
+    corpora = [middle, end, [False] + end[20:], [n % 3 == 2 for n in range(90)]]
     for seed in range(60):
         draw = random.Random(seed)
         share = draw.choice([0.05, 0.2, 0.5])
@@ -107,6 +112,15 @@ def test_bad_jobs_among_good_ones_end_toxic_and_no_worker_fails(workers: int) ->
     for bad in corpora:
         pool = Pool(bad, workers).run()
         assert (pool.done, pool.toxic, pool.failed) == (bad.count(False), bad.count(True), set())
+        assert all(history.lifetime == 0 for history in pool.histories) or bad not in (middle, end)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_environment_that_breaks_later_fails_the_workers_when_the_credit_is_used_up_and_turns_nothing_toxic(
+    workers: int,
+) -> None:
+    pool = Pool([False] * 30 + [True] * 60, workers).run()
+    assert (pool.done, pool.toxic, pool.failed) == (30, 0, set(range(workers)))
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3])

@@ -44,7 +44,7 @@ class Endings:
         self._supervisor.reserving.ended(worker, end.reason)
         left = self._left(slot, worker, end)
         beside = worker is slot.heir or worker in slot.leaving  # says nothing about the slot, also not later
-        counted = not beside and (self._counts(slot, left) if end.kind == "crash" else True)
+        counted = not beside and (slot.pool.blames(left.item, first=left.first) if end.kind == "crash" else True)
         row = ExitRow(
             component=slot.component,
             generation=worker.generation,
@@ -75,13 +75,6 @@ class Endings:
         except Exception:
             log.exception("%s: its tenant failed on its exit", slot.component)
             return Left()
-
-    def _counts(self, slot: Slot, left: Left) -> bool:
-        pool = slot.pool
-        counted, pool.credit = restart.blame(left.item, left.first, pool.credit, doubtful=pool.doubtful)
-        if left.item is not None and len(pool.crashed) < pool.doubtful_at:
-            pool.crashed.add(left.item)
-        return counted
 
     def _stopped(self, slot: Slot, worker: Worker, row: ExitRow, code: int | None) -> None:
         if row.kind == "clean":

@@ -7,9 +7,9 @@ asked for is no crash, until `limit` of them fall within the window: then each f
 
 Blame: a crash without an item in hand counts for the worker. Each finished item sets the pool's credit to 20. An item's
 first crash takes one credit, and counts for the worker only when none is left. Its further crashes are charged to the item
-alone. A pool without credit in which `limit` items have crashed since the last one finished is doubtful: there every crash
-counts for the worker, and the tenant condemns no item. So bad input cannot stop a pool, and a broken environment, in which
-nothing finishes, turns no queue toxic.
+alone. A pool without credit in which `limit` items that took none have crashed since the last one finished is doubtful: there
+every crash counts for the worker, and the tenant condemns no item. So bad input cannot stop a pool, and a broken environment, in
+which nothing finishes, turns no queue toxic.
 """
 
 from __future__ import annotations

@@ -212,9 +212,7 @@ class Supervisor:
         """The worker finished an item: it counts, forgives, and wakes the loop where that matters."""
         slot = worker.slot
         worker.served += counts
-        slot.pool.credit = restart.CREDIT
-        if slot.pool.crashed:
-            slot.pool.crashed.clear()
+        slot.pool.finished()
         if slot.history.marked and worker is slot.worker:
             slot.history = restart.after_finished(slot.history)
             self.records.forgiven(worker)

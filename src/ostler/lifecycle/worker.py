@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
+from ostler.lifecycle import restart
 from ostler.lifecycle.probe import Probe
 from ostler.lifecycle.process import Ended, Process
 from ostler.lifecycle.recycle import RecycleLimits
@@ -178,7 +179,8 @@ class Pool:
     slots: list[Slot] = field(default_factory=list)
     paused: bool = False  # set by Pauses alone
     credit: int = 0  # first crashes that are forgiven, see restart.blame
-    crashed: set[str] = field(default_factory=set)  # items that took a worker down since one was finished
+    forgiven: set[str] = field(default_factory=set)  # items whose first crash took credit, since one was finished
+    crashed: set[str] = field(default_factory=set)  # other items that took a worker down since then
     doubtful_at: int = 5  # so many of them, and no credit: the environment may be broken
     recycling: Slot | None = None  # workers of one pool recycle one after another
     retiring: Slot | None = None  # due to recycle, but busy: it is given nothing more and recycles when it is done
@@ -187,6 +189,24 @@ class Pool:
     def doubtful(self) -> bool:
         """Whether nothing finishes here, so that no item can be blamed."""
         return self.credit <= 0 and len(self.crashed) >= self.doubtful_at
+
+    def finished(self) -> None:
+        """One of its workers finished an item."""
+        self.credit = restart.CREDIT
+        if self.crashed or self.forgiven:
+            self.crashed.clear()
+            self.forgiven.clear()
+
+    def blames(self, item: str | None, *, first: bool) -> bool:
+        """Whether a crash with this item in hand counts for the worker. An item that took credit is no reason for doubt later."""
+        counted, self.credit = restart.blame(item, first, self.credit, doubtful=self.doubtful)
+        if item is None or item in self.forgiven:
+            return counted
+        if first and not counted:
+            self.forgiven.add(item)
+        elif len(self.crashed) < self.doubtful_at:
+            self.crashed.add(item)
+        return counted
 
 
 @dataclass(slots=True, eq=False)
