@@ -128,6 +128,16 @@ def test_a_part_that_fails_does_not_stop_the_others(
     assert "sweeping scratch: failed; continuing with the rest" in caplog.text
 
 
+def test_folders_that_no_job_can_have_do_not_stop_the_sweep_of_scratch(store: Store, tmp_path: Path, caplog) -> None:
+    """A job may write beside its own directory."""
+    for name in ("²", "9" * 30, "7"):
+        (tmp_path / "scratch" / name).mkdir(parents=True)
+        os.utime(tmp_path / "scratch" / name, (1, 1))
+    clean(tmp_path)
+    assert sorted(path.name for path in (tmp_path / "scratch").iterdir()) == ["9" * 30, "²"]
+    assert "failed" not in caplog.text
+
+
 def test_others_write_while_a_large_purge_is_under_way(store: Store, tmp_path: Path) -> None:
     for _ in range(3):
         ended(store, 3000)

@@ -26,6 +26,11 @@ def place(root: Path, job: int, run: int) -> Path:
     return root / str(job) / str(run)
 
 
+def is_of_job(name: str) -> bool:
+    """Whether a directory in the root is that of a job; a job can leave others there, with any name."""
+    return name.isascii() and name.isdigit() and len(name) < 19
+
+
 def make(root: Path, job: int, run: int) -> Path:
     """The run's directory, empty: after a power cut there may be an earlier one with the same number."""
     path = place(root, job, run)
@@ -154,7 +159,7 @@ def sweep(
     found = []
     with contextlib.suppress(OSError):
         for folder in root.iterdir():
-            if folder.name.isdigit() and int(folder.name) not in live:
+            if is_of_job(folder.name) and int(folder.name) not in live:
                 with contextlib.suppress(OSError):
                     found.append((max(p.stat().st_mtime for p in (folder, *folder.iterdir())), folder, size(folder)))
             if time.monotonic() > deadline - patience / 2:

@@ -255,7 +255,7 @@ def _fire(store: Store, node: str) -> tuple[list[int], float]:
 
 def _folders(root: Path) -> list[int]:
     """The jobs that have scratch."""
-    return [int(name) for name in os.listdir(root) if name.isdigit()] if root.is_dir() else []  # noqa: PTH208  names alone
+    return [int(name) for name in os.listdir(root) if scratch.is_of_job(name)] if root.is_dir() else []  # noqa: PTH208  names alone
 
 
 async def _forever(name: str, step: Callable[[], Awaitable[None]]) -> None:
