@@ -235,7 +235,7 @@ def parse_pools(pairs: list[str] | tuple[str, ...], source: str) -> dict[str, in
     sizes = {}
     for pair in pairs:
         name, equals, size = pair.strip().partition("=")
-        if not equals or not size.strip().isdigit() or not is_pool_name(name.strip()):
+        if not equals or not size.strip().isdecimal() or not is_pool_name(name.strip()):
             raise ConfigError(f"{source}: {pair!r} is not a pool size; write name=number, such as tag=2")
         sizes[name.strip()] = int(size)
     return sizes

@@ -138,6 +138,14 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
     assert node.get("/api/v1/jobs?limit=1")[1]["jobs"] == before
 
 
+@pytest.mark.parametrize("moment", ["tomorrow", "²", "--5", "9" * 5000])
+def test_what_is_no_time_is_refused_and_says_what_would_be_one(node: Node, moment: str) -> None:
+    done = ostler("enqueue", "add", "a=1", f"--run-at={moment}", "--data", str(node.folder))
+    assert done.returncode == 2
+    assert "is neither a time such as 2026-01-31T09:30" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize(
     ("args", "env", "toml", "words"),
     [
@@ -163,6 +171,7 @@ def test_bad_input_is_one_sentence_and_exit_code_2(node: Node, args: tuple[str, 
         ((), {"OSTLER_PORT": "http"}, "", ["OSTLER_PORT", "'http'"]),
         ((), {"OSTLER_STOP_GRACE": "-1"}, "", ["stop_grace must not be negative"]),
         (("--pool", "work"), {}, "", ["--pool", "name=number"]),
+        (("--pool", "work=²"), {}, "", ["--pool", "name=number"]),
         (("--host", "0.0.0.0"), {}, "", ["OSTLER_TOKEN"]),
         ((), {"OSTLER_ADVERTISE": "10.0.0.7:8356"}, "", ["advertise must be a URL", "'10.0.0.7:8356'"]),
         (("--data", "/proc/nope"), {}, "", ["/proc/nope", "--data"]),

@@ -27,9 +27,9 @@ class _Moment(click.ParamType[int]):
     name = "time"
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if value.lstrip("-").isdigit() and len(value) != len("20260131"):
-            return int(value)
         try:
+            if value.lstrip("-").isdecimal() and len(value) != len("20260131"):
+                return int(value)
             return round(datetime.fromisoformat(value).timestamp() * 1000)
         except (ValueError, OverflowError, OSError):
             self.fail(f"{value!r} is neither a time such as 2026-01-31T09:30, with or without a zone, nor milliseconds UTC", param, ctx)  # fmt: skip
