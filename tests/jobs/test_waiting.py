@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -109,6 +111,57 @@ def test_the_api_and_the_cli_say_why_a_job_waits(make_node, tmp_path: Path) -> N
     assert node.wait_job(after)["waiting_for"] is None
     node.stop()
     assert "waits    it is scheduled to run in" in ostler(node, "jobs", str(later))
+
+
+LIMITED = """
+import time
+from pathlib import Path
+from ostler import Job, Ostler
+
+app = Ostler()
+app.queue("few", at_once=1)
+app.queue("slow", rate="1/m")
+
+def wait(path: str) -> None:
+    while not Path(path).exists():
+        time.sleep(0.01)
+
+@app.job(queue="few")
+def few(job: Job, go: str) -> None:
+    wait(go)
+
+@app.job(queue="slow")
+def slow(job: Job) -> None: ...
+
+@app.job(queue="keyed", at_once=1, per="user")
+def keyed(job: Job, user: str, go: str) -> None:
+    wait(go)
+
+@app.job(queue="broken")
+def broken(job: Job) -> None: ...
+"""
+
+
+def test_a_node_knows_limits_rates_and_failed_workers(make_node, tmp_path: Path) -> None:
+    app, go = tmp_path / "limited.py", str(tmp_path / "go")
+    app.write_text(LIMITED)
+    pools = [f"--pool={pool}" for pool in ("few=2", "slow=1", "keyed=2", "broken=1")]
+    node: Node = make_node(*pools, app=app, OSTLER_RESTART_LIMIT="1")
+    os.kill(node.worker("worker:broken:0")["pid"], signal.SIGKILL)
+    node.wait_status("worker:broken:0", "failed")
+    jobs = {
+        "few": ({"go": go}, "limit", "1 of at most 1 jobs of queue few are running"),
+        "slow": ({}, "rate", "the rate of queue slow is reached; the next job may begin in"),
+        "keyed": ({"user": "ann", "go": go}, "limit", "1 of at most 1 jobs with limit key 'keyed:\"ann\"' are running"),
+    }
+    for task, (args, reason, says) in jobs.items():
+        first, second = node.enqueue(task, **args), node.enqueue(task, **args)
+        node.wait_job(first, "processing", "done")
+        waits = node.job(second)["waiting_for"]
+        assert (waits["reason"], says in waits["text"]) == (reason, True), waits
+        assert says in ostler(node, "jobs", str(second))
+    waits = node.job(node.enqueue("broken"))["waiting_for"]
+    assert (waits["reason"], "ostler restart broken" in waits["text"]) == ("failed", True)
 
 
 def test_jobs_in_a_queue_that_nobody_serves_are_named_in_the_log_and_make_health_degraded(
