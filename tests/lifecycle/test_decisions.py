@@ -61,6 +61,11 @@ def test_health_ends_the_row_but_not_the_counts() -> None:
     assert verdict == Again(1)
 
 
+def test_a_crash_that_does_not_count_delays_the_restart_by_one_second_however_many_there_were() -> None:
+    assert restart.after_uncounted_crash(LIMITS) == Again(1)
+    assert restart.after_uncounted_crash(Limits(backoff_max=0.1)) == Again(0.1)
+
+
 def test_clean_exits_are_free_up_to_the_limit_then_a_loop() -> None:
     history = History()
     for n in range(5):
