@@ -9,12 +9,18 @@ from typing import Annotated, Any
 
 import pytest
 from fastapi import FastAPI, Query
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from ostler import ConfigError, load
 from ostler.check import check_routes
 from ostler.config import Settings
 from ostler.web import described
+from tests import users
 from tests.harness import call
+from tests.users import as_root, place
+
+_ = place
 
 APP = """
 from fastapi import APIRouter, HTTPException
@@ -71,6 +77,63 @@ def routes(node):
 
     return router
 """
+
+
+WEBSOCKET = """
+from fastapi import APIRouter, WebSocket
+from ostler import Ostler
+
+app = Ostler()
+
+
+@app.job(queue="a")
+def anything(job): ...
+
+
+@app.web
+def routes(node):
+    router = APIRouter()
+
+    @router.websocket("/chat")
+    async def chat(socket: WebSocket):
+        await socket.accept()
+        await socket.send_text("hello")
+        await socket.close()
+
+    return router
+"""
+
+
+def test_a_websocket_of_an_app_is_for_the_nodes_user_and_who_has_the_token(make_node, place: Path) -> None:
+    (place / "chat.py").write_text(WEBSOCKET)
+    node = make_node(app=place / "chat.py", folder=place / "data", OSTLER_WORKERS="1")
+    url = node.url.replace("http", "ws") + "/chat"
+    bearer = {"Authorization": f"Bearer {(node.folder / 'token').read_text().strip()}"}
+
+    def answer(**how: Any) -> str | int:
+        try:
+            with connect(url, **how) as socket:
+                return str(socket.recv())
+        except InvalidStatus as refused:
+            return refused.response.status_code
+
+    assert answer() == "hello"
+    assert answer(additional_headers={"X-Forwarded-For": "203.0.113.9"}) == 401
+    assert answer(additional_headers={"X-Forwarded-For": "203.0.113.9", **bearer}) == "hello"
+    assert [answer(origin=origin) for origin in ("https://evil.example", "null")] == [403, 403]
+
+
+@as_root
+def test_a_websocket_of_an_app_is_not_for_other_users(make_node, place: Path) -> None:
+    (place / "chat.py").write_text(WEBSOCKET)
+    node = make_node(app=place / "chat.py", folder=place / "data", OSTLER_WORKERS="1")
+    upgrade = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "dGhlIHNhbXBsZSBub25jZQ==",
+    }
+    assert users.status(users.NOBODY, f"{node.url}/chat", **upgrade) == 401
 
 
 def test_routes_use_the_node_that_serves_them_and_its_errors_are_the_apis(make_node, tmp_path: Path) -> None:

@@ -34,6 +34,6 @@ class Gate:
         await self._app(scope, receive, send)
 
     def _refusal(self, scope: Scope) -> Refusal | None:
-        return self._access.refusal(
-            scope.get("method", "GET"), scope["path"], scope["query_string"], scope["headers"], scope.get(PEER)
-        )
+        # A WebSocket may change things, and its peer is in its state: see Connection.handle_websocket_upgrade.
+        method, about = ("POST", scope.get("state", {})) if scope["type"] == "websocket" else (scope["method"], scope)
+        return self._access.refusal(method, scope["path"], scope["query_string"], scope["headers"], about.get(PEER))

@@ -57,6 +57,11 @@ class Connection(Entry, HttpToolsProtocol):
             return False
         return True
 
+    def handle_websocket_upgrade(self) -> None:
+        """What serves it from here on makes a scope of its own, and has only the state in common with this one."""
+        self.app_state = {**self.app_state, PEER: self.scope[PEER]}  # type: ignore[literal-required]
+        super().handle_websocket_upgrade()
+
     def is_answering(self) -> bool:
         asked: Any = self.cycle
         return asked is not None and not asked.response_complete
