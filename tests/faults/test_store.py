@@ -148,6 +148,21 @@ def test_a_deleted_database_makes_health_an_error_and_refuses_enqueues(make_node
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
 
 
+def test_a_deleted_log_of_the_database_is_noticed_too_and_an_orderly_stop_saves_what_was_in_it(make_node) -> None:
+    node = make_node("--pool", "work=1")
+    job = node.enqueue("add", a=1)
+    node.wait_job(job)
+    (node.folder / "ostler.db-wal").unlink()
+    status, answer = node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
+    assert (status, answer["error"]["code"]) == (503, "STORE_GONE")
+    assert "ostler.db-wal, which is a part of the database, was deleted" in answer["error"]["message"]
+    until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")
+    assert node.stop() == 0
+    node.start()
+    assert node.job(job)["status"] == "done"
+    assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
+
+
 def test_health_is_an_error_also_when_the_database_was_deleted_before_anybody_looked(make_node) -> None:
     """Some connections are opened when they are first used."""
     node = make_node("--pool", "work=1", ready=False)

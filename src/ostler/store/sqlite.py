@@ -57,6 +57,7 @@ class SqliteDatabase:
         self._rings = False  # wake the node once the open transaction is committed
         self._durable = durable and not read_only
         self._wal: int | None = None
+        self._log: tuple[int, int] | None = None  # which file the WAL is
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
@@ -295,11 +296,20 @@ class SqliteDatabase:
         """SQLite does not notice that its file was deleted: it goes on in one that nobody will ever open again. Reading may go on
         there.
         """
+        if self._read_only:
+            return
         found = _identity(self._name)
-        if found != self._file and not self._read_only:
+        if found != self._file:
             what = "deleted" if found is None else "replaced by another file"
             raise StoreGone(
                 f"the database {self.path} was {what} while it was in use; nothing was stored. Stop the node, put the file back, start it again"
+            )
+        log = _identity(f"{self._name}-wal")
+        self._log = self._log or log
+        if log != self._log:
+            raise StoreGone(
+                f"{self.path}-wal, which is a part of the database, was deleted or replaced while it was in use; nothing was stored. Stop the "
+                "node, which saves what it held, and start it again"
             )
 
     def close(self) -> None:
