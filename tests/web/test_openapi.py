@@ -115,11 +115,12 @@ def test_every_reference_resolves(document: dict[str, Any]) -> None:
     assert "HTTPValidationError" not in document["components"]["schemas"]
 
 
-def test_operation_ids_are_unique_names(document: dict[str, Any]) -> None:
+def test_operation_ids_are_unique_names(node: Node, document: dict[str, Any]) -> None:
     ids = [operation["operationId"] for _, _, operation in operations(document)]
     assert len(ids) == len(set(ids))
     assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", one) for one in ids), ids
     assert {"jobs_list", "jobs_get", "jobs_enqueue", "jobs_cancel", "workers_drain", "sessions_capacity"} <= set(ids)
+    assert "Duplicate Operation ID" not in node.log()
 
 
 def test_every_route_names_its_errors_with_the_one_body(document: dict[str, Any]) -> None:
