@@ -186,6 +186,28 @@ def test_five_crashes_make_a_worker_failed_and_it_stays_so_until_reset(make_node
     assert node.wait_job(node.enqueue("add", a=2, b=2))["result"] == 4
 
 
+@both
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_finished_job_clears_the_window_of_its_worker_and_not_the_lifetime_count(make_node, restarted: bool) -> None:
+    node = make_node("--pool", "work=1", "--pool", "other=0", OSTLER_RESTART_LIMIT="3")
+
+    def crash() -> None:
+        row = node.wait_status("worker:work:0", "healthy")
+        os.kill(row["pid"], signal.SIGKILL)
+        node.wait_worker("worker:work:0", "to notice", lambda w: w["pid"] != row["pid"])
+
+    for _ in range(2):
+        crash()
+    assert node.wait_job(node.enqueue("add", a=1))["status"] == "done"
+    if restarted:  # what is forgiven stays so
+        node.stop()
+        node.start()
+    for _ in range(2):
+        crash()
+    assert node.wait_status("worker:work:0", "healthy")["restart_count"] == 4
+    assert _crash_until_failed(node, "worker:work:0") == 1
+
+
 def test_restart_alone_revives_a_failed_worker(make_node) -> None:
     node = make_node("--pool", "work=1", OSTLER_RESTART_LIMIT="1")
     assert _crash_until_failed(node, "worker:work:0") == 1
