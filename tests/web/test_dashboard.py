@@ -241,6 +241,22 @@ def test_a_queue_is_paused_and_resumed_by_clicking(node: Node, page: Page) -> No
     node.wait_job(job, "done")
 
 
+def test_a_job_that_waits_says_why_on_its_page(node: Node, page: Page) -> None:
+    node.post("/api/v1/pools/work/pause")
+    try:
+        job = node.enqueue("add", a=1)
+        opened(page, node, f"#/jobs/{job}")
+        why = page.get_by_role("region", name="Job", exact=True).locator("p", has_text="Waiting:")
+        expect(why).to_be_visible()
+        expect(why).to_have_text("Waiting: pool work is paused; to resume: ostler resume work")
+    finally:
+        node.post("/api/v1/pools/work/resume")
+    expect(page.locator("#job-status")).to_have_text("done")
+    expect(why).to_be_hidden()
+    opened(page, node, f"#/jobs/{node.enqueue('add', a=1, options={'delay': 3600})}")
+    expect(why).to_contain_text("Waiting: it is scheduled to run in")
+
+
 def test_a_running_job_is_cancelled_by_clicking(node: Node, page: Page) -> None:
     job = node.enqueue("listens")
     node.wait_running(job)
