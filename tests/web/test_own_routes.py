@@ -121,6 +121,7 @@ def test_a_websocket_of_an_app_is_for_the_nodes_user_and_who_has_the_token(make_
     assert answer(additional_headers={"X-Forwarded-For": "203.0.113.9"}) == 401
     assert answer(additional_headers={"X-Forwarded-For": "203.0.113.9", **bearer}) == "hello"
     assert [answer(origin=origin) for origin in ("https://evil.example", "null")] == [403, 403]
+    assert "handshake" not in node.log()  # nobody fills the log by knocking
 
 
 @as_root

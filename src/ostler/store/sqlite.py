@@ -304,13 +304,20 @@ class SqliteDatabase:
             raise StoreGone(
                 f"the database {self.path} was {what} while it was in use; nothing was stored. Stop the node, put the file back, start it again"
             )
-        log = _identity(f"{self._name}-wal")
-        self._log = self._log or log
-        if log != self._log:
+        if self._is_wal_gone():
             raise StoreGone(
                 f"{self.path}-wal, which is a part of the database, was deleted or replaced while it was in use; nothing was stored. Stop the "
                 "node, which saves what it held, and start it again"
             )
+
+    def _is_wal_gone(self) -> bool:
+        if (
+            self._wal is not None
+        ):  # quicker than a look at its name, and nobody puts another file in the place of one that is still there
+            return os.fstat(self._wal).st_nlink == 0
+        found = _identity(f"{self._name}-wal")
+        self._log = self._log or found
+        return found != self._log
 
     def close(self) -> None:
         self._connection.close()

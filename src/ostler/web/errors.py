@@ -161,10 +161,14 @@ def closest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+# uvicorn says this of each WebSocket that is refused with an HTTP answer: anybody could fill the log with it.
+_REFUSED = "ASGI callable returned without completing handshake."
+
+
 def is_news(record: logging.LogRecord) -> bool:
-    """(a filter for the HTTP server's log) Whether a line tells something that was not logged here already."""
+    """(a filter for the HTTP server's log) Whether a line tells something that was not logged here already, and is worth a line."""
     error = record.exc_info[1] if record.exc_info else None
-    return not getattr(error, "_logged", False)
+    return not getattr(error, "_logged", False) and record.msg != _REFUSED
 
 
 def in_words(errors: Any, fields: Collection[str] = ()) -> str:
