@@ -101,6 +101,27 @@ def test_a_schema_one_release_newer_is_used_with_a_warning_and_two_are_refused(
         Store.open(store_url, tmp_path)
 
 
+def test_who_uses_a_store_while_a_newer_node_adds_columns_goes_on(store_url: str, tmp_path: Path) -> None:
+    """As in a rolling deploy. PostgreSQL has prepared what was said a few times, and refuses it when its result has changed."""
+    with Store.open(store_url, tmp_path) as reads, Store.open(store_url, tmp_path) as writes:
+        job = reads.jobs.enqueue([NewJob("t", "q", "{}")], reads.now())[0]
+
+        def written() -> list[Any]:
+            with writes.db.transaction():
+                return writes.db.run("node", id="nobody")
+
+        for _ in range(4):
+            assert (reads.nodes.all(), reads.jobs.get(job)["id"], written()) == ([], job, [])
+        with Store.open(store_url, tmp_path) as newer:
+            for table in ("jobs", "nodes"):
+                rows(newer, f"ALTER TABLE {table} ADD COLUMN new_{table} INTEGER")
+        assert (reads.nodes.all(), reads.jobs.get(job)["id"], reads.nodes.unreleased()) == ([], job, [])
+        if writes.db.dialect == "postgres":
+            with pytest.raises(StoreBusy):  # nothing was stored: a lane tries it again
+                written()
+        assert written() == []
+
+
 def test_a_reader_of_an_older_schema_says_what_to_do(store_url: str, tmp_path: Path) -> None:
     with Store.open(store_url, tmp_path) as store:
         set_version(store, store.db.schema() - 1)

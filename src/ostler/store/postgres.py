@@ -21,6 +21,7 @@ from ostler.errors import BadArguments, ConfigError, StoreBusy
 from ostler.store import queries
 from ostler.store.postgres_place import (
     Error,
+    Outdated,
     Place,
     hung_up,
     works,
@@ -167,7 +168,13 @@ class PostgresDatabase:
     def _say(self, *said: Said) -> psycopg.Cursor[Any]:
         self._connection()
         try:
-            return self._speaker.say(*said)
+            try:
+                return self._speaker.say(*said)
+            except Outdated:  # a newer node has added a column: what was prepared is prepared again
+                if self._inside:
+                    raise
+                self._speaker.roll_back()
+                return self._speaker.say(*said)
         except Error as error:
             raise self._as_ours(error) from error
 

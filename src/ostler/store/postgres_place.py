@@ -18,6 +18,7 @@ except ImportError as missing:
     raise ConfigError(f"a PostgreSQL store needs a driver: {extras.command('postgres')}") from missing
 
 Error = psycopg.Error
+Outdated = psycopg.errors.FeatureNotSupported  # "cached plan must not change result type"
 
 # A later try may work: the server is away, full, restarting or read-only, or others were in the way.
 _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
@@ -87,7 +88,7 @@ class Place:
             return BadArguments(f"a value cannot be stored or looked for: {said}")
         if not code and works:
             return error
-        if not code or code.startswith(_PASSING):
+        if not code or code.startswith(_PASSING) or isinstance(error, Outdated):
             return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
         return error
 
