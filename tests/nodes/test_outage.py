@@ -102,6 +102,29 @@ def _posted(node: Member) -> int | None:
     return int(body["id"]) if status == 201 else None
 
 
+def test_rights_that_are_taken_from_a_node_delay_its_results_and_lose_nothing(fleet: Fleet, tmp_path: Path) -> None:
+    flag, role = tmp_path / "go", f"role_{fleet.database}"
+    fleet.server.create_role(role, "secret")
+    fleet.server.sql(f'GRANT CREATE ON DATABASE "{fleet.database}" TO "{role}"')
+    node = fleet.node(
+        *ONE, app=FLOCK, OSTLER_STORE=fleet.server.url(fleet.database, user=role, password="secret", tcp=True)
+    )
+    jobs, ids = busy(fleet, [node], flag), [node.id(fleet)]
+    fleet.server.sql(f'REVOKE ALL ON ostler.jobs FROM "{role}"', database=fleet.database)
+    try:
+        flag.touch()  # its result is not taken
+        denied = "permission denied for table jobs"
+        fleet.until(lambda: denied in str(node.get("/api/v1/health")[1]["errors"]), "health to say so")
+        fleet.until(lambda: node.get("/readyz")[0] == 503, "it to be not ready")
+    finally:
+        fleet.server.sql(f'GRANT ALL ON ostler.jobs TO "{role}"', database=fleet.database)
+    untouched(fleet, jobs, ids)
+    fleet.until(lambda: node.get("/readyz")[0] == 200, "it to be well")
+    node.kill()
+    fleet.server.sql(f'DROP OWNED BY "{role}" CASCADE', database=fleet.database)
+    fleet.server.sql(f'DROP ROLE "{role}"')
+
+
 def test_a_listening_connection_that_is_lost_is_made_anew(fleet: Fleet) -> None:
     """The poll is switched off, in effect: only a ring can wake the node in time."""
     node = fleet.node("--pool", "work=1", "--pool", "other=0", OSTLER_POLL_INTERVAL="3600")

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable
 
 from ostler.config import Settings
-from ostler.errors import NodeLost, StoreBusy
+from ostler.errors import ConfigError, NodeLost, StoreBusy
 from ostler.lifecycle.membership import Membership
 from ostler.lifecycle.restart import History
 from ostler.lifecycle.state import Status
@@ -149,7 +149,7 @@ class Records:
             store.nodes.beat(node)
             if beats:
                 store.health.update_heartbeats(node, beats)
-        except StoreBusy:
+        except (StoreBusy, ConfigError):
             raise  # the lane tries this one again
         except NodeLost:
             self._writing_beats = False

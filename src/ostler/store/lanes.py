@@ -14,7 +14,7 @@ that slow work never stands in front of quick work:
 Patience counts from the call: time spent in the lane's queue is part of it. Work that has not begun when its patience ends is
 refused and never runs; work that has begun is waited for, because it may have been stored, but no longer than for `_ANSWER` more:
 then it is in doubt. Lanes that only read (`reads`) wait for nothing after that. A lane that tries for ever finds the
-store locked, full or away, and delays: it loses nothing.
+store locked, full or away, or its rights or tables taken from it (ConfigError), and delays: it loses nothing.
 
 A commit whose answer was lost (StoreDoubt) may have been stored. Work with patience is not tried again then, or a job could be
 stored twice: its caller gets the error. Work that the store recognises when it comes a second time (a numbered turn, a record
@@ -35,7 +35,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from ostler.config import Settings
-from ostler.errors import StoreBusy, StoreDoubt, StoreGone
+from ostler.errors import ConfigError, OstlerError, StoreBusy, StoreDoubt, StoreGone
 from ostler.store import database
 from ostler.store.store import Store
 
@@ -147,7 +147,7 @@ class Lane:
         """Since when (monotonic) the store has not answered; None when it does."""
         return self._trouble_since
 
-    def _in_trouble(self, error: StoreBusy) -> None:
+    def _in_trouble(self, error: OstlerError) -> None:
         if self._trouble_since is None:
             log.warning("%s; lane %s keeps trying", error, self.name)
             self._trouble_since = time.monotonic()
@@ -188,7 +188,10 @@ class Lane:
                 value = item.work(store)
                 if item.until is not None:
                     store.db.check()  # what is acknowledged is in the file that is there
-            except StoreBusy as error:
+            except (StoreBusy, ConfigError) as error:
+                if isinstance(error, ConfigError) and item.until is not None:
+                    self._settle(item.future, None, error)
+                    return store
                 self._in_trouble(error)
                 if self._hopeless(item, error):
                     self._settle(item.future, None, error)
@@ -205,7 +208,7 @@ class Lane:
                 self._settle(item.future, value, None)
                 return store
 
-    def _hopeless(self, item: _Item, error: StoreBusy) -> bool:
+    def _hopeless(self, item: _Item, error: OstlerError) -> bool:
         """Whether to give up on the work. A file that is gone does not come back by waiting: whoever waits is told at once."""
         if self._giving_up.is_set():
             return True

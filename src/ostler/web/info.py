@@ -11,7 +11,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 import ostler
-from ostler.errors import StoreBusy
+from ostler.errors import ConfigError, StoreBusy
 from ostler.jobs import signature
 from ostler.live.condition import condition, unready
 from ostler.live.incidents import failed_lately
@@ -143,7 +143,7 @@ def router(context: Context) -> APIRouter:
     async def health() -> JSONResponse:
         """`nodes` has every node's condition in short; `workers` counts those of all nodes by status."""
         found, fails = Fleet([], [], now_ms()), list[dict[str, Any]]()
-        with contextlib.suppress(StoreBusy):  # then that is among the errors
+        with contextlib.suppress(StoreBusy, ConfigError):  # then that is among the errors
             found, fails = await context.reader.call(
                 lambda store: (read_fleet(store), failed_lately(store)), patience=_PATIENCE
             )
