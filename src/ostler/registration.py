@@ -67,6 +67,7 @@ class Registration:
             store.jobs.recount()
             predecessor.end_leftovers(store, self.member.row)
             self.secret, self.is_shared = store.meta.once(SECRET, secrets.token_hex(32)), store.db.shared
+            self.member.began = store.now()
             self.recovered = predecessor.recover(store, self.member.row)
             store.nodes.register(self.member.row)
             self.declare(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from pathlib import Path
 
@@ -59,6 +60,29 @@ def test_two_nodes_of_one_name_live_side_by_side(fleet: Fleet, tmp_path: Path) -
     fleet.wait_all(jobs)
     assert fleet.status(ids[1]) == "healthy"
     assert {fleet.job(job)["node_id"] for job in jobs} == {ids[1]}
+
+
+def test_two_nodes_on_copies_of_one_data_directory_live_side_by_side(fleet: Fleet, tmp_path: Path) -> None:
+    """As when a machine is cloned. The second one takes the first for its predecessor once, when it starts, and never again."""
+    first = fleet.node("--pool", "work=1", "--pool", "other=0", OSTLER_NODE_LEASE=FOR_EVER)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    shutil.copy(first.folder / "home", copy)
+    second = fleet.node("--pool", "work=1", "--pool", "other=0", folder=copy, OSTLER_NODE_LEASE=FOR_EVER)
+    living = "SELECT id FROM ostler.nodes WHERE status = 'healthy' ORDER BY id"
+    fleet.until(lambda: len(fleet.dead()) == 1 and len(fleet.rows(living)) == 2, "the first to be back")
+    before, flag = fleet.rows(living), tmp_path / "go"
+    jobs = [second.enqueue("wait_for", path=str(flag)) for _ in range(2)]
+    fleet.wait_begun(*jobs)
+    beats = "SELECT count(*) FROM ostler.nodes WHERE status = 'healthy' AND beat_at > %s"
+    since = fleet.one("SELECT max(beat_at) FROM ostler.nodes")
+    fleet.until(
+        lambda: fleet.one(beats, since + 2000) == 2, "heartbeats of two seconds; they look for dead nodes as often"
+    )
+    flag.touch()
+    fleet.wait_all(jobs)
+    assert fleet.rows(living) == before
+    assert [fleet.events(job) for job in jobs] == [["created", "processing", "done"]] * 2
 
 
 def test_rows_of_ended_nodes_are_deleted_after_a_while(fleet: Fleet) -> None:

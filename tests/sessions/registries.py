@@ -70,7 +70,7 @@ class StoreBackend:
     async def die(self, name: str, registry: Registry) -> None:
         """The node is gone and another has declared it dead, and done no more."""
         self.store.db.run("node_mark", id=f"{name}@1", status="stopping", now=-3_600_000)
-        rows = self.store.db.run("declare_dead", id="", home="nowhere", now=self.store.now(), judge=1)
+        rows = self.store.db.run("declare_dead", id="", home="nowhere", now=self.store.now(), since=0, judge=1)
         assert [row["id"] for row in rows] == [f"{name}@1"]
 
     async def settled(self) -> None:

@@ -62,6 +62,9 @@ def test_a_node_of_our_own_data_directory_is_dead_because_we_hold_its_lock(store
     start(store, "n@2", home="there")
     assert [n["id"] for n in store.nodes.declare_dead("n@3", "here")] == ["n@1"]
     assert (status(store, "n@1"), status(store, "n@2")) == ("dead", "starting")
+    began = store.now() - 60_000
+    start(store, "n@4", home="here")
+    assert store.nodes.declare_dead("n@3", "here", since=began) == [], "it runs on a copy of the directory"
 
 
 def test_nothing_that_a_dead_node_writes_is_taken(store: Store) -> None:

@@ -42,6 +42,7 @@ class Membership:
 
     def __init__(self, settings: Settings, row: NodeRow) -> None:
         self._settings, self.row = settings, row
+        self.began: int | None = None  # when the process registered first, by the store's clock
         self._beat: float | None = None  # when the store last took a beat (monotonic)
         self._patient_until = 0.0  # until then nobody is declared dead
         self.lost = False
@@ -147,7 +148,8 @@ class Neighbours:
         """Requeue the jobs of nodes that are dead."""
         if self._member.lost:
             return
-        look = partial(predecessor.recover, member=self._member.row, judge=self._member.may_judge)
+        member = self._member
+        look = partial(predecessor.recover, member=member.row, judge=member.may_judge, since=member.began)
         back = await self._lane.call(look, patience=self._settings.store_patience)
         if back:
             self._bus.send(Recovered(len(back), "stale"))

@@ -88,15 +88,18 @@ class Nodes:
 
     # ---- what ended nodes leave behind
 
-    def declare_dead(self, own: str, home: str, judge: Callable[[], bool] = lambda: True) -> list[dict[str, Any]]:
+    def declare_dead(
+        self, own: str, home: str, judge: Callable[[], bool] = lambda: True, since: int | None = None
+    ) -> list[dict[str, Any]]:
         """Nodes of our own data directory (we hold its lock), and where `judge()` those whose beat is older than their lease, are
-        dead now.
+        dead now. `since`: when we began. A node of our directory that started later runs on a copy of it, and lives.
 
         The time is taken before `judge` is asked: a statement that reaches the store only after an outage speaks of the time before.
         Who is writing at this moment is passed over.
         """
         now = self._db.now()
-        rows = self._db.run("declare_dead", id=own, home=home, now=now, judge=int(judge()))
+        since = now if since is None else since
+        rows = self._db.run("declare_dead", id=own, home=home, now=now, since=since, judge=int(judge()))
         return [dict(row) for row in rows]
 
     def unreleased(self) -> list[dict[str, Any]]:

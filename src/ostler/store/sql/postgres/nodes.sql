@@ -27,12 +27,13 @@ SELECT * FROM ostler.nodes WHERE id = :id;
 SELECT * FROM ostler.nodes ORDER BY name, started_at;
 
 -- name: declare_dead
--- The beat is too old, or we hold the lock of its data directory (rows of older schemas name none).
+-- The beat is too old, or it started before us in our data directory, whose lock we hold (rows of older schemas name none).
 -- A row that is locked belongs to a node that is writing, or was cut off while it did: the server ends such a transaction.
 UPDATE ostler.nodes SET status = 'dead', ended_at = :now, waits = '[]'
  WHERE id IN (SELECT id FROM ostler.nodes
                WHERE status IN ('starting', 'healthy', 'stopping') AND id <> :id
-                 AND ((:judge = 1 AND beat_at + lease_ms < :now) OR coalesce(home, :home::text) = :home::text) FOR UPDATE SKIP LOCKED)
+                 AND ((:judge = 1 AND beat_at + lease_ms < :now)
+                   OR (coalesce(home, :home::text) = :home::text AND started_at <= :since)) FOR UPDATE SKIP LOCKED)
 RETURNING id, name, beat_at;
 
 -- name: unreleased

@@ -27,10 +27,10 @@ SELECT * FROM nodes WHERE id = :id;
 SELECT * FROM nodes ORDER BY name, started_at;
 
 -- name: declare_dead
--- The beat is too old, or we hold the lock of its data directory (rows of older schemas name none).
+-- The beat is too old, or it started before us in our data directory, whose lock we hold (rows of older schemas name none).
 UPDATE nodes SET status = 'dead', ended_at = :now, waits = '[]'
  WHERE status IN ('starting', 'healthy', 'stopping') AND id <> :id
-   AND ((:judge = 1 AND beat_at + lease_ms < :now) OR coalesce(home, :home) = :home)
+   AND ((:judge = 1 AND beat_at + lease_ms < :now) OR (coalesce(home, :home) = :home AND started_at <= :since))
 RETURNING id, name, beat_at;
 
 -- name: unreleased
