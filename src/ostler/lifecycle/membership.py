@@ -6,7 +6,7 @@ written and nothing is lost; if another node has declared it dead (`NodeLost`), 
 workers, drops what they did, and registers anew under another id.
 
 After a gap in its own beats, and after its start, a node declares nobody dead for one full lease: the others may have had the
-same outage, and are on their way back.
+same outage, and are on their way back. A gap by the store's clock counts, too: when that is set, every beat looks old at once.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ class Membership:
         self._settings, self.row = settings, row
         self.began: int | None = None  # when the process registered first, by the store's clock
         self._beat: float | None = None  # when the store last took a beat (monotonic)
+        self._beat_at = 0  # the same by the store's clock, in milliseconds
         self._patient_until = 0.0  # until then nobody is declared dead
         self.lost = False
         """Declared dead, and not registered anew yet: nothing is claimed and no worker is started."""
@@ -56,24 +57,32 @@ class Membership:
     def home(self) -> str:
         return self.row.home or ""
 
-    def took_beat(self) -> None:
-        """The store took a beat. After a gap, others may still be trying to reach it."""
+    def took_beat(self, at: int) -> None:
+        """The store took a beat, at this time by its clock. After a gap, others may still be trying to reach it."""
         now, before, lease = time.monotonic(), self._beat, self._settings.node_lease
         if before is None:
             self._patient_until = now + lease
-        elif now - before > lease / 2:
+        elif now - before > lease / 2 or self._is_far(at):
             self._patient_until = now + lease
             log.warning(
-                "the store had accepted no heartbeat for %.1f s; this node declares no other node dead for %g s",
+                "the store had accepted no heartbeat for %.1f s (%.1f s by its clock); this node declares no other node dead for %g s",
                 now - before,
+                (at - self._beat_at) / 1000,
                 lease,
             )
+        self._beat_at = at
         self._beat = now  # last: who reads it without a lock must not find the gap closed and nobody patient
 
-    def may_judge(self) -> bool:
-        """Whether this node may declare others dead: its own beats arrive, and have for a while."""
+    def may_judge(self, at: int) -> bool:
+        """Whether this node may declare others dead: its own beats arrive, and have for a while. `at` is now by the store's clock."""
         now, beat = time.monotonic(), self._beat
-        return beat is not None and now - beat <= self._settings.node_lease / 2 and now >= self._patient_until
+        if beat is None or now - beat > self._settings.node_lease / 2 or self._is_far(at):
+            return False
+        return now >= self._patient_until
+
+    def _is_far(self, at: int) -> bool:
+        """Whether the store's clock has gone further since the last beat than it should have, or back."""
+        return abs(at - self._beat_at) > self._settings.node_lease * 500
 
     def unheard(self) -> float | None:
         """For how many seconds the store has taken no beat, where that is longer than it should be."""

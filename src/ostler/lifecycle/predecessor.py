@@ -14,12 +14,12 @@ log = logging.getLogger("ostler.lifecycle")
 
 
 def recover(
-    store: Store, member: NodeRow, judge: Callable[[], bool] = lambda: False, since: int | None = None
+    store: Store, member: NodeRow, judge: Callable[[int], bool] = lambda _: False, since: int | None = None
 ) -> list[int]:
     """Declare dead who is dead, and release what ended nodes left; the ids of the requeued jobs.
 
     A node is dead when its heartbeat is older than its lease by the store's clock, or when it used the data directory whose lock we
-    hold before we began (`since`); never because its pid is not found here. Unless `judge()`, nobody is declared dead for its heartbeat.
+    hold before we began (`since`); never because its pid is not found here. Unless `judge(now)`, nobody is declared dead for its heartbeat.
     """
     for node in store.nodes.declare_dead(member.id, member.home or "", judge, since):
         log.warning("node %s is dead: its last heartbeat was %s ms ago", node["id"], store.now() - node["beat_at"])

@@ -146,7 +146,7 @@ class Records:
     def _write_beats(self, store: Store, node: str, beats: list[tuple[str, int, int, float | None]]) -> None:
         """On the lane. Whatever goes wrong with one write, the next heartbeat is written again."""
         try:
-            store.nodes.beat(node)
+            at = store.nodes.beat(node)
             if beats:
                 store.health.update_heartbeats(node, beats)
         except (StoreBusy, ConfigError):
@@ -161,7 +161,7 @@ class Records:
             raise
         if self._late_beats >= _DEGRADED:
             log.info("the store accepts heartbeats again")
-        self._member.took_beat()
+        self._member.took_beat(at)
         self._late_beats, self._writing_beats = 0, False
 
     def _missed(self) -> None:

@@ -61,11 +61,12 @@ class Nodes:
                     self._db.run("inherit_health", id=row["id"], heir=node.id)
                     self._db.run("inherit_exits", id=row["id"], heir=node.id)
 
-    def beat(self, node: str) -> None:
-        """The node lives. Raises NodeLost when it was declared dead."""
+    def beat(self, node: str) -> int:
+        """The node lives; when, by the store's clock. Raises NodeLost when it was declared dead."""
         now = self._db.now()
         if not self._db.run("node_beat", id=node, now=now, skew=time.time_ns() // 1_000_000 - now):
             raise lost_node(node)
+        return now
 
     def mark(self, node: str, status: str) -> bool:
         """It is healthy, or stopping; False when it was declared dead."""
@@ -89,9 +90,9 @@ class Nodes:
     # ---- what ended nodes leave behind
 
     def declare_dead(
-        self, own: str, home: str, judge: Callable[[], bool] = lambda: True, since: int | None = None
+        self, own: str, home: str, judge: Callable[[int], bool] = lambda _: True, since: int | None = None
     ) -> list[dict[str, Any]]:
-        """Nodes of our own data directory (we hold its lock), and where `judge()` those whose beat is older than their lease, are
+        """Nodes of our own data directory (we hold its lock), and where `judge(now)` those whose beat is older than their lease, are
         dead now. `since`: when we began. A node of our directory that started later runs on a copy of it, and lives.
 
         The time is taken before `judge` is asked: a statement that reaches the store only after an outage speaks of the time before.
@@ -99,7 +100,7 @@ class Nodes:
         """
         now = self._db.now()
         since = now if since is None else since
-        rows = self._db.run("declare_dead", id=own, home=home, now=now, since=since, judge=int(judge()))
+        rows = self._db.run("declare_dead", id=own, home=home, now=now, since=since, judge=int(judge(now)))
         return [dict(row) for row in rows]
 
     def unreleased(self) -> list[dict[str, Any]]:
