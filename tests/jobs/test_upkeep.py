@@ -197,6 +197,28 @@ def test_keys_and_batches_that_hold_nothing_are_deleted(store: Store, tmp_path: 
     assert [value(store, f"SELECT count(*) FROM {t}") for t in ("uniques", "batches", "steps")] == [600, 0, 0]
 
 
+@pytest.mark.parametrize("wrong", [-1, 1])
+def test_a_node_whose_clock_is_days_off_deletes_and_hurries_nothing(
+    database: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: int
+) -> None:
+    monkeypatch.setenv("OSTLER_STORE", database)
+    with Store.open(database, tmp_path) as store:
+        now, days = store.now(), wrong * 10 * 86_400_000
+        (done,) = ended(store, 1, at=now)
+        (kept,) = store.jobs.enqueue([NewJob("t", "keyed", "{}", unique_key="k", unique_for=3600)], now)
+        (retried,) = store.jobs.enqueue([NewJob("t", "q", "{}")], now)
+        (c,) = store.turns.take(Turn("n", now, wants={"q": ["w"]})).claims
+        store.turns.take(Turn("n", now, requeues=[Requeue(c.id, c.fence, "requeued:retry", now, run_at=now + 60_000)]))
+        newest(store)
+        ours = time.time_ns
+        monkeypatch.setattr(time, "time_ns", lambda: ours() + days * 1_000_000)
+        clean(tmp_path, retention=3600.0)
+        monkeypatch.setattr(time, "time_ns", ours)
+        assert store.jobs.get(done)["status"] == "done"
+        assert store.jobs.enqueue([NewJob("t", "keyed", "{}", unique_key="k", unique_for=3600)], store.now()) == [kept]
+        assert store.jobs.get(retried)["run_at"] == now + 60_000
+
+
 def test_a_retry_waits_no_longer_than_it_should_after_the_clock_was_set_back(store: Store, tmp_path: Path) -> None:
     now, days = now_ms(), 5 * 86_400_000
     retried, chosen = store.jobs.enqueue(

@@ -1,7 +1,8 @@
 """What a node does now and then: fire schedules, delete what is too old. Guarded and idempotent, so every node may do it.
 
 Schedules store jobs, so they use the durable lane. Everything else has a lane of its own and works in short steps with a pause
-after each: a claim, an enqueue or a publish never waits longer than one step.
+after each: a claim, an enqueue or a publish never waits longer than one step. What is old is decided by the store's clock: a node
+whose own is wrong must not delete what the others keep.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from ostler.events import Bus
 from ostler.jobs import results, schedule, scratch
 from ostler.jobs.logs import JobLogs
 from ostler.parts import Tasks
-from ostler.store import now_ms
 from ostler.store.artifacts import Gone
 from ostler.store.lanes import Lane
 from ostler.store.store import Store
@@ -124,20 +124,23 @@ class Upkeep:
             self._most = min(2000, self._most * 2)
         return value
 
+    async def _now(self) -> int:
+        return await self._lane.call(lambda store: store.now(), patience=self._settings.store_patience)
+
     async def _undeclared(self) -> None:
         """Jobs of tasks that are gone leave the line, and come back with the task. Rows of ended nodes go after a while."""
         await self._step(lambda store: store.nodes.drop_undeclared())
         while await self._step(lambda store: store.nodes.park()):
             pass
-        before = now_ms() - int(self._settings.exit_retention * 1000)
-        await self._step(lambda store: store.nodes.forget(before))
+        kept = int(self._settings.exit_retention * 1000)
+        await self._step(lambda store: store.nodes.forget(store.now() - kept))
 
     async def _clock(self) -> None:
-        while await self._step(lambda store: store.jobs.retention.wait_no_longer(now_ms())):
+        while await self._step(lambda store: store.jobs.retention.wait_no_longer(store.now())):
             self._fired()
 
     async def _old_jobs(self) -> None:
-        now, settings, deleted = now_ms(), self._settings, 0
+        now, settings, deleted = await self._now(), self._settings, 0
         done = now - int(settings.retention * 1000) if settings.retention else None
         failed = now - int(settings.failed_retention * 1000) if settings.failed_retention else None
         more = True
@@ -178,7 +181,7 @@ class Upkeep:
         after: Gone | None = None
         while found := await self._step(lambda store, last: store.jobs.artifacts.gone(last), after):
             await self._step(lambda store: store.jobs.retention.sync())
-            gone = await asyncio.to_thread(self._remove, found, now_ms() - _AWAY_MS)
+            gone = await asyncio.to_thread(self._remove, found, await self._now() - _AWAY_MS)
             await self._step(lambda store, publishes: store.jobs.artifacts.forget(publishes), gone)
             after = found[-1]
 
@@ -198,7 +201,7 @@ class Upkeep:
         return gone
 
     async def _leftovers(self) -> None:
-        now, settings = now_ms(), self._settings
+        now, settings = await self._now(), self._settings
         after: str | None = ""
         while after is not None:
             after = await self._step(lambda store, last: store.jobs.retention.purge_keys(now, last), after)
@@ -209,7 +212,7 @@ class Upkeep:
             more = await self._step(lambda store: store.jobs.retention.purge_batches(before))
 
     async def _counters(self) -> None:
-        now = now_ms()
+        now = await self._now()
         while await self._step(lambda store: store.live.purge(now, now - int(self._settings.exit_retention * 1000))):
             pass
 
@@ -224,7 +227,7 @@ class Upkeep:
 
     async def _rows(self, purge: Callable[[Store, int | None, int, int], bool], retention: float, kept: int) -> None:
         """Of a log: those older than so many seconds, and all but so many; 0: no limit."""
-        before = now_ms() - int(retention * 1000) if retention else None
+        before = await self._now() - int(retention * 1000) if retention else None
         if before is not None or kept:
             while await self._step(purge, before, kept, self._most):
                 pass
