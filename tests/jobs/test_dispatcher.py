@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import contextlib
 from pathlib import Path
 from types import SimpleNamespace
@@ -130,6 +131,36 @@ def test_a_job_that_was_handed_over_and_never_begun_is_not_blamed(run) -> None:
         assert desk.dispatcher.gone(worker, CRASH) == Left()
         await desk.turn()
         assert desk.status(job) == [("queued", 0, 0)]
+
+    run(scenario)
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_wrong_clock_of_the_node_neither_hurries_nor_delays_a_retry(
+    run, store: Store, monkeypatch: pytest.MonkeyPatch, hours: int
+) -> None:
+    """The store's clock decides when it is due; by it, too, is told when a run began and ended."""
+    real = time.time_ns
+    monkeypatch.setattr(store.db, "now", lambda: real() // 1_000_000)  # as a server's
+    monkeypatch.setattr(time, "time_ns", lambda: real() + hours * 3_600_000_000_000)
+
+    async def scenario(desk: Desk) -> None:
+        worker = Fake()
+        failing, ending = store.jobs.enqueue([NewJob("t", "q", "{}") for _ in range(2)], store.now())
+        desk.dispatcher.ready(worker, {})
+        for job, end in ((failing, ["fail", {"code": "X", "message": "x"}, 60.0]), (ending, ["done", "1"])):
+            await desk.turn()
+            (fence,) = [j[1] for j in worker.in_hand() if j[0] == job]
+            desk.dispatcher.heard(worker, ["begin", job, fence])
+            kind, *rest = end
+            frame = [kind, job, fence, "transient", *rest] if kind == "fail" else [kind, job, fence, *rest]
+            desk.dispatcher.heard(worker, frame)
+        await desk.turn()
+        again, done = store.jobs.get(failing), store.jobs.get(ending)
+        assert again["status"] == "queued"
+        assert 50_000 < again["run_at"] - store.now() <= 61_000
+        for at in (done["started_at"], done["finished_at"], again["events"][-1]["at"]):
+            assert abs(at - store.now()) < 10_000
 
     run(scenario)
 

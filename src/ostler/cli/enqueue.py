@@ -18,7 +18,6 @@ from ostler.errors import BadArguments, ConfigError
 from ostler.jobs import kinds
 from ostler.jobs.options import OPTIONS
 from ostler.jobs.producer import prepare
-from ostler.store import now_ms
 
 
 class _Moment(click.ParamType[int]):
@@ -90,7 +89,7 @@ def enqueue(
         values |= given
         made = prepare(tasks, task, values, known.max_payload, **options)
         if opened.db.shared or not _has_models(tasks[task]) or node_url(known) is None:
-            job, new = opened.jobs.put([made], now_ms())[0]
+            job, new = opened.jobs.put([made], opened.now())[0]
         else:  # only the node has the classes that check them
             wanted = {"task": task, "args": values, **{name: v for name, v in options.items() if v is not None}}
             answer = client.request(known, "POST", "/api/v1/jobs", wanted)

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from functools import partial
 
 from ostler.errors import StoreBusy
-from ostler.store import now_ms
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
 from ostler.store.store import Store
@@ -68,4 +67,4 @@ def _refuse(future: asyncio.Future[tuple[int, bool]], error: Exception) -> None:
 
 
 def _store(store: Store, jobs: list[NewJob]) -> list[tuple[int, bool]]:
-    return store.jobs.put(jobs, now_ms())
+    return store.jobs.put(jobs, store.now())

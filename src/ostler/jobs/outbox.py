@@ -23,6 +23,7 @@ from ostler.store.store import Store
 log = logging.getLogger("ostler.jobs")
 
 _LONG = 1.0  # seconds of a run that is worth a line in the log
+_WRONG = 1000  # milliseconds between our clock and the store's from which on times are set right
 
 
 class Outbox:
@@ -146,6 +147,23 @@ class Outbox:
 
 def _take(store: Store, turn: Turn) -> Taken:
     """The turn at the store's time. When the next job is due is told by our own clock, which may be set differently."""
-    taken = store.turns.take(replace(turn, now=store.now()))
+    now = store.now()
+    taken = store.turns.take(_set_right(replace(turn, now=now), now_ms() - now))
     ahead = now_ms() - store.now()
     return taken if taken.next_due is None else replace(taken, next_due=taken.next_due + ahead)
+
+
+def _set_right(turn: Turn, ahead: int) -> Turn:
+    """The turn with its times by the store's clock. By a clock that is an hour off, a retry would run at once, or an hour late."""
+    if abs(ahead) < _WRONG:
+        return turn
+    return replace(
+        turn,
+        notes=[n._replace(at=n.at - ahead) for n in turn.notes],
+        finishes=[
+            f._replace(started_at=f.started_at - ahead, finished_at=f.finished_at - ahead) for f in turn.finishes
+        ],
+        requeues=[
+            r._replace(at=r.at - ahead, run_at=None if r.run_at is None else r.run_at - ahead) for r in turn.requeues
+        ],
+    )

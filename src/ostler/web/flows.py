@@ -112,7 +112,7 @@ def router(context: Context) -> APIRouter:
         wanted = parse(BulkRequest, await read(request, 64 * 1024 * 1024))
         jobs = [prepared(context, job) for job in wanted.jobs]
         ids = (
-            await context.writer.call(lambda store: store.jobs.enqueue(jobs, now_ms()), patience=patience)
+            await context.writer.call(lambda store: store.jobs.enqueue(jobs, store.now()), patience=patience)
             if jobs
             else []
         )
