@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ostler.errors import ConfigError
 from ostler.store import Store
 from ostler.store.nodes import NodeRow
 from ostler.store.rows import Finish, NewJob, Turn
@@ -75,6 +76,11 @@ def test_verbs_work_on_sessions_that_change_with_every_transaction(pooled: str, 
     finally:
         for store in stores:
             store.close()
+
+
+def test_a_url_that_does_not_name_the_pooler_is_refused_with_what_to_add(pooled: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"unsupported startup parameter.*PgBouncer.* add \?pooler=1 to the URL"):
+        Store.open(pooled.removesuffix("?pooler=1"), tmp_path)
 
 
 def test_a_node_behind_a_pooler_finds_jobs_by_its_poll(pooled: str, make_node) -> None:

@@ -25,6 +25,7 @@ _PASSING = ("08", "53", "57P", "40", "55P03", "57014", "25P03", "25006", "58")
 # What the driver says when no later try will work; such an error has no code.
 _WRONG = (
     "password", "does not exist", "pg_hba.conf", "permission denied", "not permitted", "bad: invalid", "SSL", "certificate",
+    "startup parameter",
 )  # fmt: skip
 
 
@@ -69,7 +70,9 @@ class Place:
         where, said = self.shown, self.without_password(line(error))
         wrong = isinstance(error, psycopg.ProgrammingError) or any(words in said for words in _WRONG)
         if wrong and first:
-            return ConfigError(f"the store {where} cannot be opened: {said}; check the URL in OSTLER_STORE")
+            pooler = "startup parameter" in said and not self.pooler
+            hint = "for PgBouncer in transaction mode, add ?pooler=1 to the URL" if pooler else "check the URL"
+            return ConfigError(f"the store {where} cannot be opened: {said}; {hint} in OSTLER_STORE")
         return StoreBusy(f"the store {where} cannot be used right now ({said}); nothing was stored, try again")
 
     def as_ours(self, error: psycopg.Error, *, works: bool) -> Exception:
