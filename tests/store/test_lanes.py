@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ostler.errors import StoreBusy, StoreDoubt, StoreGone
-from ostler.store import Store
+from ostler.store import Store, lanes
 from ostler.store.lanes import Lane
 from ostler.store.rows import NewJob
 from tests.stores import locked
@@ -163,6 +163,30 @@ def test_a_commit_in_doubt_is_repeated_only_where_the_store_knows_the_work_again
             assert await lane.call(work, **how) == "stored"
         assert len(tried) == tries
         assert lane.trouble_since is None
+        await lane.stop()
+
+    run(main)
+
+
+def test_a_store_that_took_work_and_says_nothing_is_seen(
+    tmp_path: Path, store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when a process of the server hangs: no error comes, and the results of jobs wait behind it."""
+    monkeypatch.setattr(lanes, "_SILENT", 0.05)
+
+    async def main() -> None:
+        lane = Lane("t", lambda: Store.open(store_url, tmp_path), asyncio.get_running_loop())
+        await lane.start()
+        await lane.call(lambda s: None)
+        answered = threading.Event()
+        work = asyncio.create_task(lane.call(lambda s: answered.wait(60)))
+        while lane.trouble_since is None:
+            await asyncio.sleep(0.005)
+        assert not work.done()
+        answered.set()
+        await work
+        while lane.trouble_since is not None:
+            await asyncio.sleep(0.005)
         await lane.stop()
 
     run(main)

@@ -42,6 +42,7 @@ from ostler.store.store import Store
 log = logging.getLogger("ostler.store")
 
 _ANSWER = 20.0  # seconds after which a server that took the work and says nothing is given up; TCP gives up at 15
+_SILENT = 10.0  # seconds after which a server that says nothing to a lane that tries for ever is in trouble
 T = TypeVar("T")
 
 
@@ -75,6 +76,7 @@ class Lane:
         self.trouble: str | None = None  # what is wrong with the store, while it does not answer
         self._answers = answers  # told, on the loop, when the store is lost and when it is back
         self._trouble_since: float | None = None
+        self._began: float | None = None  # when the work under way was given to the store
         self._open = store
         self._loop = loop
         self._items: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
@@ -145,6 +147,9 @@ class Lane:
     @property
     def trouble_since(self) -> float | None:
         """Since when (monotonic) the store has not answered; None when it does."""
+        began = self._began
+        if self._trouble_since is None and self.patience is None and began is not None:
+            return began if time.monotonic() - began > _SILENT else None
         return self._trouble_since
 
     def _in_trouble(self, error: OstlerError) -> None:
@@ -175,6 +180,7 @@ class Lane:
         while (item := self._items.get()) is not None:
             if item.take():
                 store = self._one(store, item)
+                self._began = None
         if store:
             store.close()
 
@@ -183,6 +189,7 @@ class Lane:
         delay = 0.05
         while True:
             try:
+                self._began = time.monotonic()
                 store = store or self._open()
                 store.db.check()
                 value = item.work(store)
