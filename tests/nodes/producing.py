@@ -1,7 +1,7 @@
 """A producer in a process of its own: stores jobs of all kinds while the server comes and goes, and keeps a ledger of them.
 
 Every plain job has a number of its own. A line of the ledger says what came of an enqueue: `ok`, or `doubt` when the connection was
-lost during the commit. One that was refused is tried again.
+lost during the commit. One that was refused is tried again. It stores so many, and goes on slowly until it is told that it is enough.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ CHAIN = 4  # steps
 BATCH = 10  # jobs
 
 
-def main(ledger: Path, first: int, count: int) -> None:
+def main(ledger: Path, first: int, count: int, enough: Path) -> None:
     dice = random.Random(first)
     with ledger.open("a", buffering=1) as file:
         number = first
-        while number < first + count:
+        while number < first + count or not enough.exists():
+            if number >= first + count:
+                time.sleep(0.05)
             kind = dice.choices([*KINDS], [weight for weight, _ in KINDS.values()])[0]
             size, outcome = attempt(KINDS[kind][1], number, dice)
             file.write(json.dumps([kind, number, size, outcome]) + "\n")
@@ -102,4 +105,4 @@ KINDS: dict[str, tuple[float, Callable[[int, random.Random], int]]] = {
 SIZES = {some_plain: 50, told: 5, batch: BATCH}
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4]))
