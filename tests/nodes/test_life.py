@@ -85,6 +85,19 @@ def test_two_nodes_on_copies_of_one_data_directory_live_side_by_side(fleet: Flee
     assert [fleet.events(job) for job in jobs] == [["created", "processing", "done"]] * 2
 
 
+def test_a_node_holds_seven_connections_however_many_workers_it_has(fleet: Fleet) -> None:
+    """As docs/operations.md says: one for each lane, and one that listens."""
+    node = fleet.node("--pool", "work=6", "--pool", "other=2")
+    held = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'ostler%%' AND datname = %s"
+    jobs, most = fleet.enqueue_many("add", ['{"a": 1}'] * 500), 0
+    done = "SELECT count(*) FROM ostler.jobs WHERE status = 'done'"
+    while fleet.one(done) < len(jobs):
+        assert node.get("/api/v1/jobs?search=add")[0] == 200
+        most = max(most, fleet.one(held, fleet.database))
+    assert most <= 7
+    fleet.until(lambda: fleet.one(held, fleet.database) == 7, "all of them to be in use")
+
+
 def test_rows_of_ended_nodes_are_deleted_after_a_while(fleet: Fleet) -> None:
     first, _ = fleet.nodes(2, "--pool", "work=1", "--pool", "other=0", OSTLER_EXIT_RETENTION="1")
     ended = first.id(fleet)

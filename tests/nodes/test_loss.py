@@ -49,6 +49,8 @@ def test_the_jobs_of_a_killed_node_run_elsewhere_without_blame(fleet: Fleet, tmp
     fleet.until(lambda: fleet.status(dead) == "dead", "it to be declared dead", patience=LEASE + 30)
     flag.touch()
     ran_elsewhere(fleet, job, other)
+    silent = "SELECT e.at - n.beat_at FROM ostler.nodes n, ostler.timeline e WHERE n.id = %s AND e.job = %s AND e.name = 'requeued:stale'"
+    assert LEASE * 1000 < fleet.one(silent, dead, job) < LEASE * 1000 + 5000, "it was not released within lease + 5 s"
     workers = fleet.rows("SELECT status, pid FROM ostler.health WHERE node = %s", dead)
     assert workers == [{"status": "stopped", "pid": None}]
     log = other.log()
