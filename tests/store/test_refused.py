@@ -130,7 +130,7 @@ def test_ostler_up_ends_with_one_sentence_and_exit_code_2(
     }[what]
     done = subprocess.run(
         [sys.executable, "-m", "ostler", "up", str(APP), "--data", str(tmp_path / "data"), "--port", "0"],
-        env={**os.environ, "OSTLER_STORE": url},
+        env={**{k: v for k, v in os.environ.items() if not k.startswith("OSTLER_TEST_")}, "OSTLER_STORE": url},
         capture_output=True,
         text=True,
         timeout=60,
