@@ -12,15 +12,18 @@ import pytest
 
 from ostler import JobCancelled, JobFailed, Ostler
 from tests.harness import Node, until
+from tests.stores import store_of
 
 APP = Path(__file__).with_name("errors_app.py")
 
 
-@pytest.fixture(scope="module")
-def node(tmp_path_factory):
-    running = Node(tmp_path_factory.mktemp("errors") / "data", APP, "--pool", "work=1").start()
-    yield running
-    running.kill()
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def node(request: pytest.FixtureRequest, tmp_path_factory):
+    with store_of(request) as url, pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OSTLER_STORE", url)
+        running = Node(tmp_path_factory.mktemp("errors") / "data", APP, "--pool", "work=1").start()
+        yield running
+        running.kill()
 
 
 @pytest.fixture(scope="module")
