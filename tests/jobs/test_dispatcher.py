@@ -22,7 +22,7 @@ from ostler.lifecycle.worker import Exit, Left, Pool, PoolSpec, Slot, Worker
 from ostler.lifecycle.membership import Membership
 from ostler.store.nodes import NodeRow
 from ostler.store import Store, now_ms
-from ostler.store.rows import NewJob
+from ostler.store.rows import NewJob, Taken, Turn
 
 CRASH = Exit("signal", "crash", -9, "SIGKILL")
 
@@ -161,6 +161,38 @@ def test_a_wrong_clock_of_the_node_neither_hurries_nor_delays_a_retry(
         assert 50_000 < again["run_at"] - store.now() <= 61_000
         for at in (done["started_at"], done["finished_at"], again["events"][-1]["at"]):
             assert abs(at - store.now()) < 10_000
+
+    run(scenario)
+
+
+def test_an_end_that_the_store_refuses_in_any_form_is_told_again(
+    run, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As while a trigger on the table fails. Else the job would be held by a living node for ever."""
+    take, sleep = store.turns.take, asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda _: sleep(0))
+
+    def refusing(turn: Turn) -> Taken:
+        if turn.finishes:
+            raise ValueError("refused")
+        return take(turn)
+
+    async def scenario(desk: Desk) -> None:
+        worker, (job,) = Fake(), desk.put()
+        desk.dispatcher.ready(worker, {})
+        await desk.turn()
+        desk.dispatcher.heard(worker, ["begin", job, 1])
+        desk.dispatcher.heard(worker, ["done", job, 1, "42"])
+        monkeypatch.setattr(store.turns, "take", refusing)
+        for _ in range(2):
+            await desk.turn()
+            assert desk.status(job) == [("processing", 1, 0)]
+            assert desk.dispatcher._outbox.ended() == {(job, 1)}, "a turn that is replayed would run it again"
+            desk.dispatcher._outbox._again = 0.0
+        monkeypatch.setattr(store.turns, "take", take)
+        await desk.turn()
+        assert desk.status(job) == [("done", 1, 0)]
+        assert store.jobs.get(job)["result"] == 42
 
     run(scenario)
 

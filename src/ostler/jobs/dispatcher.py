@@ -28,7 +28,7 @@ from ostler.jobs.backpressure import Pressure
 from ostler.jobs.deadlines import Deadlines
 from ostler.jobs.holding import Holding
 from ostler.jobs.logs import JobLogs
-from ostler.jobs.outbox import Outbox
+from ostler.jobs.outbox import REFUSED, Outbox
 from ostler.jobs.seat import Seat
 from ostler.jobs.verdict import Policy, Ran
 from ostler.lifecycle import ends
@@ -120,6 +120,7 @@ class Dispatcher:
         self.deadlines.stop()
         if self._due:
             self._due.cancel()
+        self._outbox.try_again()
         turn = self._outbox.collect({}, self.limits)
         if turn and not self._member.lost:
             try:
@@ -174,6 +175,7 @@ class Dispatcher:
             except NodeLost:
                 self.lost(turn.node)
                 return
+            self._loop.call_later(REFUSED, self._bell.set)
             await asyncio.sleep(1.0)  # whatever it is, it must not make the node spin
             self._bell.set()
             return

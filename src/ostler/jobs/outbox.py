@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
@@ -23,6 +23,7 @@ from ostler.store.store import Store
 log = logging.getLogger("ostler.jobs")
 
 _LONG = 1.0  # seconds of a run that is worth a line in the log
+REFUSED = 10.0  # seconds after which an end that the store refused is told again
 _WRONG = 1000  # milliseconds between our clock and the store's from which on times are set right
 
 
@@ -35,6 +36,9 @@ class Outbox:
         self._finishes: list[Finish] = []
         self._requeues: list[Requeue] = []
         self._notes: list[Note] = []
+        # Ends that the store takes neither with others nor alone, nor as a failure; and when they are told again (monotonic)
+        self._refused: list[Finish | Requeue] = []
+        self._again = 0.0
         self._done: list[tuple[str, str, float]] = []  # (task, queue, seconds): what the bus is told with the next turn
 
     def end(self, result: Finish | Requeue) -> None:
@@ -67,6 +71,8 @@ class Outbox:
         if self._done:
             self._bus.send(RunsDone(self._done))
             self._done = []
+        if self._refused and time.monotonic() >= self._again:
+            self.try_again()
         if not (wants or self._finishes or self._requeues or self._notes):
             return None
         turn = self._turn(self._notes, self._finishes, self._requeues, wants, limits)
@@ -87,12 +93,18 @@ class Outbox:
 
     def ended(self) -> set[tuple[int, int]]:
         """The claims (id, fence) that have ended here and that the store still takes for running."""
-        return {(end.id, end.fence) for ends in (self._finishes, self._requeues) for end in ends}
+        return {(end.id, end.fence) for ends in (self._finishes, self._requeues, self._refused) for end in ends}
 
     def forget(self) -> None:
         """Drop everything: it belongs to claims that are no longer ours."""
-        self._done = []
+        self._done, self._refused = [], []
         self._notes, self._finishes, self._requeues = [], [], []
+
+    def try_again(self) -> None:
+        """The next turn has what the store has refused."""
+        refused, self._refused = self._refused, []
+        for end in refused:
+            self.end(end)
 
     def put_back(self, turn: Turn) -> None:
         """The store did not take the turn."""
@@ -138,8 +150,13 @@ class Outbox:
                 log.exception("job %d: the end of its run could not be stored", job)
                 what = verdict.error("INTERNAL", f"the end of its run could not be stored: {error}")
                 failed = Finish(job, fence, "failed", turn.now, turn.now, "failed", error=what)
-                with contextlib.suppress(Exception):  # then it stays claimed, and the next start requeues it
+                try:
                     await self._write_and_tell(self._turn([], [failed], []))
+                except NodeLost:
+                    raise
+                except Exception:  # noqa: BLE001  it is not this end that the store refuses; the error is the same
+                    self._refused += [*finishes, *requeues]
+                    self._again = time.monotonic() + REFUSED
 
     async def _write_and_tell(self, turn: Turn) -> None:
         self.tell(turn, await self.write(turn))
