@@ -291,15 +291,23 @@ def test_the_death_of_the_relay_ends_its_sessions_and_no_slot_is_lost(node: Node
     until(both, "both slots to be free")
 
 
-def test_nothing_is_left_of_a_node_that_was_killed(tmp_path: Path) -> None:
+def test_the_death_of_the_node_is_told_to_its_clients_and_nothing_is_left_of_it(tmp_path: Path) -> None:
     node = started(tmp_path / "data")
+    others = [session(node, "program") for _ in range(2)]  # all its slots
+    refused: list[tuple[int, str]] = []
+    waiting = threading.Thread(target=lambda: refused.append(refusal(node, "program")))
+    waiting.start()
+    until(lambda: any(pool["waiting"] for pool in node.get("/api/v1/capacity")[1]["pools"]), "one to wait in line")
     client = session(node, "each")
     pid = int(say(client, "pid"))
     scratch = Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[6].decode())
     assert scratch.exists()
     one = id_of(client)
     node.kill()
-    closed(client)
+    for told in (client, *others):
+        assert closed(told) == (1011, "ostler: the node died")
+    waiting.join(30)
+    assert refused[0][0] == 503 and "NO_WORKER" in refused[0][1]
     until(lambda: not family_of(node.folder), "its processes to be gone")
     until(lambda: not scratch.exists(), "its directories to be gone")
     node.start(ready=False)

@@ -40,16 +40,23 @@ class Channel:
     """The control channel as the worker sees it. `send` may be called from any thread.
 
     `facts`, where it is given, is called for each heartbeat (on the side thread): what it returns travels with the beat, and
-    the node's answer comes back as a frame `["wanted", …]`.
+    the node's answer comes back as a frame `["wanted", …]`. `orphaned` is called once when the node has died, by whoever reads
+    it; without it the worker leaves at once, and with it that is its business.
     """
 
-    def __init__(self, heard: Callable[[Frame], None], facts: Callable[[], Any] | None = None) -> None:
+    def __init__(
+        self,
+        heard: Callable[[Frame], None],
+        facts: Callable[[], Any] | None = None,
+        orphaned: Callable[[], None] | None = None,
+    ) -> None:
         descriptor, _, interval = os.environ.pop(CONTROL).partition(":")
         # Children of the worker must not hold the channel: its EOF is how the node sees that the worker is gone.
         os.set_inheritable(int(descriptor), False)
         self._socket = socket.socket(fileno=int(descriptor))
         self._interval = float(interval)
-        self._heard, self._facts = heard, facts
+        self._heard, self._facts, self._orphaned = heard, facts, orphaned
+        self._loop: AbstractEventLoop | None = None
         self._pid = os.getpid()
         self._sending = threading.Lock()
         self._frames = Frames()
@@ -62,6 +69,7 @@ class Channel:
     def open(self, loop: AbstractEventLoop | None = None) -> None:
         """Begin to beat and to listen; with a loop, frames are read by it, without a detour over the side thread."""
         if loop is not None:
+            self._loop = loop
             self._lent.clear()
             loop.add_reader(self._socket.fileno(), self._guarded, self._receive)
         self._thread.start()
@@ -126,6 +134,16 @@ class Channel:
             finally:
                 self._reading.release()
 
+    def _end(self) -> None:
+        """The node is gone."""
+        orphaned, self._orphaned = self._orphaned, None
+        if self._loop is not None:
+            self._loop.remove_reader(self._socket.fileno())
+        if orphaned is None:
+            leave()
+        else:
+            orphaned()
+
     def _receive(self) -> None:
         """Wait for what comes next, and handle it."""
         try:
@@ -133,7 +151,8 @@ class Channel:
         except ConnectionResetError:
             data = b""
         if not data:
-            leave()
+            self._end()
+            return
         for frame in self._frames.feed(data):
             self._heard(frame)
         if self._frames.broken:

@@ -11,7 +11,7 @@ import socket
 import sys
 from typing import Any
 
-from ostler.lifecycle.child import Channel, inherited
+from ostler.lifecycle.child import Channel, inherited, leave
 from ostler.lifecycle.wire import Frame
 from ostler.plane import call_routes, openai
 from ostler.plane.call import PATH
@@ -28,6 +28,7 @@ from ostler.plane.upstream import Upstream
 
 LISTEN = "LISTEN"  # the descriptor that the node passes
 _LAST = 1.0  # seconds that clients of sessions get to take their close frame when the plane must go
+_WORDS = 0.02  # seconds, when the node has died, for what is answered to those in line to go out
 NODE = "node.sock"  # the node's own server, in the run directory
 
 log = logging.getLogger("ostler.plane")
@@ -41,7 +42,7 @@ class Plane:
         self.node = Upstream(NODE)
         self._to_node = Forward(self.node, finishes=False)
         self.front = Front(sock, self.route, files=lambda: len(self.node.links) + len(self.sessions.live))
-        self.channel = Channel(self._heard, self._facts)
+        self.channel = Channel(self._heard, self._facts, self._orphaned)
         self.calls = Calls(self.channel.send)
         self.sessions = Sessions(self.channel.send, lambda: self.calls.access)
         self.call_routes = call_routes.Routes(self.calls)
@@ -81,6 +82,12 @@ class Plane:
         self.sessions.stop()
         self._stop.set()
         self.calls.known.set()
+
+    def _orphaned(self) -> None:
+        """The node has died: clients of sessions are told why, and the plane follows it. The guard waits no longer than that, either."""
+        self._loop.call_later(_WORDS, leave)
+        self.sessions.stop()
+        self.sessions.end_all("node-lost", "the node died")
 
     def _facts(self) -> dict[str, Any]:
         """For the heartbeat; on the channel's own thread."""

@@ -71,9 +71,9 @@ class SessionForwarding:
         """That other nodes serve."""
         return {v for pools in self._peers.values() for v in (pools.get(name) or {}).get("versions") or ()}
 
-    def end_all(self) -> None:
+    def end_all(self, reason: str, text: str) -> None:
         for splice in [*self._away]:
-            splice.finish("shutdown", "ostler: the node is shutting down", 1001)
+            splice.finish(reason, f"ostler: {text}", 1001 if reason == "shutdown" else 1011)
 
     # ---- asking others
 

@@ -140,11 +140,11 @@ class Sessions:
                     session.request.go(_leaving())
         self._look()
 
-    def end_all(self) -> None:
+    def end_all(self, reason: str = "shutdown", text: str = "the node is shutting down") -> None:
         """The plane leaves now."""
         for session in [*self.live.values()]:
-            session.end("shutdown", "the node is shutting down")
-        self.forwarding.end_all()
+            session.end(reason, text)
+        self.forwarding.end_all(reason, text)
 
     # ---- a client
 
