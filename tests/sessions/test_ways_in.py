@@ -352,6 +352,26 @@ def test_the_addresses_that_playwright_and_devtools_clients_ask_for(node: FakeNo
     run(main())
 
 
+def test_a_cdp_client_that_asks_while_no_worker_is_there_waits_in_line_like_others(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool("cdp")
+            node.pool("playwright", product="Playwright", versions=["1.65"])
+            url = {"webSocketDebuggerUrl": "ws://127.0.0.1:1/sessions/cdp"}
+            status, _, body = await asked(node, "cdp/json/version")
+            assert (status, json.loads(body)) == (200, url), "its first worker is still on its way"
+            waiting = asyncio.create_task(node.connect("cdp").__aenter__())
+            await until(lambda: node.of("want") == [["cdp", 1]], "it to wait")
+            await node.worker(pool="cdp", cdp={"Browser": "Chrome/156"})
+            await (await waiting).close()
+            node.tell("down", "worker:cdp:0", 1, "worker-lost", "it died")
+            assert json.loads((await asked(node, "cdp/json/version"))[2]) == {"Browser": "Chrome/156", **url}
+            assert json.loads((await asked(node, "cdp/json/list"))[2]) == []
+            assert (await asked(node, "playwright/json/version"))[0] == 426
+
+    run(main())
+
+
 async def shouting(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """A TCP worker that speaks first, and goes on after the client's end."""
     writer.write(b"READY\n")

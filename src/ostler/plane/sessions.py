@@ -102,6 +102,8 @@ class Sessions:
         if worker.key in self.slots.workers:  # told twice: the one that is known has the slots in use
             return
         self._in_worker[worker.key] = {}
+        if (group := self.slots.of(worker)) is not None:
+            group.cdp = told.get("cdp") or group.cdp
         self.slots.up(worker, self.time())
 
     def _close(self, key: Key, *, stops: bool) -> None:
@@ -188,16 +190,17 @@ class Sessions:
         scheme = "wss" if request.get(b"x-forwarded-proto") == b"https" else "ws"
         url = f"{scheme}://{host}{PATH}{name}" + (f"?{query}" if query else "")
         if request.method in ("GET", "HEAD"):
-            if rest.rstrip("/") == "json/version" and (cdp := self._cdp(group)) is not None:
-                return _json({**cdp, "webSocketDebuggerUrl": url})
+            if rest.rstrip("/") == "json/version" and self._may_be_cdp(group):
+                return _json({**(group.cdp or {}), "webSocketDebuggerUrl": url})
             if rest.rstrip("/") in ("json", "json/list"):
-                return _json([] if self._cdp(group) is not None else {"wsEndpointPath": ""})
+                return _json([] if group.cdp is not None else {"wsEndpointPath": ""})
         message = f"this is where sessions of {group.name} begin: connect with WebSocket to {PATH}{name}"
         reply = refuse(426, "UPGRADE_REQUIRED", message)
         return Reply(426, {**reply.headers, "upgrade": "websocket", "connection": "upgrade"}, reply.body)
 
-    def _cdp(self, group: Group) -> dict[str, Any] | None:
-        return next((w.endpoint["cdp"] for w in group.ready if w.endpoint.get("cdp")), None)
+    def _may_be_cdp(self, group: Group) -> bool:
+        """Known to be, or nobody can know yet: its clients are to wait for a worker in line, as all others do."""
+        return group.cdp is not None or not (len(group.ready) or any(t.get("product") for t in group.pools.values()))
 
     def _refusal(self, group: Group, wish: Wish) -> Reply | None:
         """Why the client gets no session, whatever is free."""

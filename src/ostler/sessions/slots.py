@@ -42,6 +42,7 @@ class Group:
     ready: Ready = field(default_factory=Ready)
     line: Line = field(default_factory=Line)
     counts: Counter[str] = field(default_factory=Counter)
+    cdp: dict[str, Any] | None = None  # what CDP clients are told of its browsers; kept while no worker is there
 
     @property
     def wait(self) -> float:
