@@ -122,6 +122,8 @@ class Model:
             self.down(self.pick(self.workers))
         elif kind < 0.93:
             self.pause()
+        elif kind < 0.95 and self.waiting:
+            self.slots.forgive(self.group, self.pick(self.waiting), self.now)  # type: ignore[arg-type]
         else:
             self.pass_time(self.chance.random() * 3)
 

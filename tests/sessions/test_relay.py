@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection
-from websockets.asyncio.server import ServerConnection
+from websockets.asyncio.server import ServerConnection, unix_serve
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from ostler.plane import handshake as handshakes
@@ -301,6 +301,41 @@ def test_a_client_whose_only_worker_is_dead_gets_the_next_one(node: FakeNode) ->
             await client.send("x")
             assert await client.recv() == "x"
             await client.close()
+
+    run(main())
+
+
+def test_a_client_whose_only_worker_failed_it_once_gets_a_session_of_it_a_moment_later(node: FakeNode) -> None:
+    """What failed may be one session's endpoint, such as a browser that died in reserve: the worker serves others."""
+    address = str(node.folder / "late.sock")
+
+    async def main() -> None:
+        async with node.running():
+            node.pool()
+            node.up("worker:echo:0", address)
+            waiting = asyncio.ensure_future(node.connect().__aenter__())
+            await until(lambda: node.of("strike"), "a strike")
+            node.servers.append(await unix_serve(echo, address))
+            client = await waiting
+            await client.send("x")
+            assert await client.recv() == "x"
+            await client.close()
+            assert len(node.of("strike")) <= 2
+            await until(lambda: node.in_use() == 0, "the slot")
+
+    run(main())
+
+
+def test_a_worker_that_fails_again_and_again_is_tried_less_and_less(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool()
+            node.up("worker:echo:0", str(node.folder / "nobody.sock"))
+            status, _, body = await refused(node, "echo?wait=3")
+            assert status == 503
+            assert "NO_WORKER" in body
+            assert len(node.of("strike")) in (2, 3, 4), "at once, after 0.5, 1 and 2 s"
+            await until(lambda: node.in_use() == 0, "the slot")
 
     run(main())
 

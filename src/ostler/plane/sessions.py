@@ -34,6 +34,9 @@ log = logging.getLogger("ostler.plane")
 PATH = SESSIONS
 _TOLD = 1.0  # seconds between two reports to the node
 _COMES_BACK = 2.0  # seconds that the last connection of a sticky session gets to end, when its client is back
+_FORGIVEN = (
+    0.5  # seconds, at first, after which workers whose connection failed may be tried again by one that found no other
+)
 _SHOWN = 100  # of those who wait, so many are told one by one
 
 
@@ -273,6 +276,9 @@ class Sessions:
 
     def waits(self, session: Session) -> None:
         """It is in line."""
+        if session.excluded:
+            later = self.time() + max(_FORGIVEN, self.time() - session.asked)
+            self._loop.call_at(later, self.slots.forgive, session.group, session, later)
         self.forwarding.look_for(session)
         self._report_soon()
         self._look()  # it may have waited for long enough already, somewhere else

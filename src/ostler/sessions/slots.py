@@ -164,6 +164,12 @@ class Slots:
         """It does not wait any more; whether it did."""
         return group.line.leave(client)
 
+    def forgive(self, group: Group, client: Ticket, now: float) -> None:
+        """It still waits, though some workers failed it: they may be well again, or what failed was one endpoint of many."""
+        if client in group.line:
+            client.excluded.clear()
+            self._serve(group, now)
+
     def done(self, worker: Worker, owner: str, now: float) -> None:
         """A slot is free again: the head of the line has it."""
         worker.in_use -= 1
