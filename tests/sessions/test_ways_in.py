@@ -5,12 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from ostler.plane import handshake as handshakes
+from ostler.plane import relay
 from ostler.plane.access import Token
+from ostler.plane.request import HELD
 from tests.plane.serving import answer, run
 from tests.sessions.planes import TOKEN, FakeNode, handshake, session_of, until
 
@@ -399,6 +403,35 @@ def test_tcp_goes_through_as_it_is_and_each_direction_ends_by_itself(node: FakeN
             writer.close()
             status, headers, _ = await asked(node, "echo", "Connection: Upgrade\r\nUpgrade: smtp\r\n")
             assert status == 426
+
+    run(main())
+
+
+def test_a_worker_that_has_much_to_say_before_its_client_is_there_can_say_it_all(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = 1_000_000
+
+    async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"x" * size)
+        await reader.read()
+
+    async def late(*given: Any) -> Any:
+        transport, early = await relay.dial(*given)
+        await until(lambda: len(early.data) > HELD, "more than is held")
+        return transport, early
+
+    async def main() -> None:
+        monkeypatch.setattr(handshakes, "dial", late)
+        async with node.running():
+            node.pool(protocol="tcp")
+            await node.rough_worker(talk)
+            head = b"GET /sessions/echo HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: Upgrade\r\nUpgrade: tcp\r\n\r\n"
+            reader, writer = await node.raw(head)
+            assert (await answer(reader))[0] == 101
+            assert await reader.readexactly(size) == b"x" * size
+            writer.close()
+            await node.ends(1)
 
     run(main())
 

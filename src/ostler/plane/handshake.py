@@ -115,6 +115,7 @@ class Handshake:
                 request.go(session.try_next(f"cannot connect: {error}"))
                 return
             transport, early = dialling.result()
+            early.release()
             session.join(request, transport, switching_raw(request, id_), early)
 
         dialling.add_done_callback(dialled)

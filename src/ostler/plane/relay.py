@@ -173,6 +173,11 @@ class Early(asyncio.Protocol):
         if len(self.data) > HELD:
             self._transport.pause_reading()
 
+    def release(self) -> None:
+        """Somebody else takes what comes next."""
+        if len(self.data) > HELD:
+            self._transport.resume_reading()
+
 
 async def dial(address: str, patience: float) -> tuple[asyncio.Transport, Early]:
     """A connection to a worker that speaks plain TCP. Raises OSError (a TimeoutError is one)."""
