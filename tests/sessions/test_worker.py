@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from ostler.sessions import frames
 from ostler.sessions.door import Door
 from ostler.sessions.spec import Endpoint
 from ostler.sessions.splice import Limits
@@ -171,5 +173,91 @@ def test_a_door_whose_worker_cannot_be_reached_says_so_to_its_client_and_to_the_
         door.stop()
         assert answer.startswith(b"HTTP/1.1 502") and b"NO_WORKER" in answer
         assert [(frame[0], frame[1], frame[2]) for frame in said] == [("over", "s1", "worker-lost")]
+
+    asyncio.run(main())
+
+
+class Entrance:
+    """A door with one ticket, and a worker behind it that answers the handshake when it may."""
+
+    def __init__(self, folder: Path) -> None:
+        self.said: list[tuple[Any, ...]] = []
+        self.door = Door("127.0.0.1", Limits(), lambda *frame: self.said.append(frame))
+        self.go, self.asked, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._path = str(folder / "s")
+
+    async def __aenter__(self) -> Entrance:
+        self._server = await asyncio.start_unix_server(self._met, self._path)
+        self._port = await self.door.start()
+        self.door.expect("t", "s1", Endpoint(self._path))
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.go.set()
+        self.door.stop()
+        self._server.close()
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        self.asked.set()
+        await self.go.wait()
+        writer.write(b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n")
+        with contextlib.suppress(ConnectionError):
+            await reader.read()
+        self.left.set()
+        writer.close()
+
+    async def client(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """One that came with the ticket, and waits for the worker's answer."""
+        reader, writer = await asyncio.open_connection("127.0.0.1", self._port)
+        writer.write(b"GET /?ticket=t HTTP/1.1\r\nhost: x\r\n\r\n")
+        await self.asked.wait()
+        return reader, writer
+
+    def ends(self) -> list[tuple[Any, ...]]:
+        return [frame[:3] for frame in self.said if frame[0] == "over"]
+
+
+@pytest.mark.parametrize("abort", [False, True])
+def test_a_client_that_leaves_while_the_door_connects_it_costs_no_slot(tmp_path: Path, abort: bool) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), Entrance(tmp_path) as made:
+            _, writer = await made.client()
+            writer.transport.abort() if abort else writer.close()
+            await asyncio.sleep(0.1)
+            made.go.set()
+            await until(lambda: made.ends() == [("over", "s1", "client")], "the node to be told")
+            await made.left.wait()
+            assert not made.door.facts()
+
+    asyncio.run(main())
+
+
+def test_a_session_that_is_ended_while_the_door_connects_its_client_does_not_begin(tmp_path: Path) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(30), Entrance(tmp_path) as made:
+            reader, writer = await made.client()
+            made.door.end("s1", "killed", "ostler: the session was ended by ann")
+            made.go.set()
+            assert (await reader.read()).endswith(frames.close(1008, "ostler: the session was ended by ann"))
+            writer.close()
+            await made.left.wait()
+            assert not made.door.facts()
+
+    asyncio.run(main())
+
+
+def test_a_worker_that_does_not_answer_the_handshake_at_its_door_is_said_to_the_client_and_to_the_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ostler.sessions.door._PATIENCE", 0.3)
+
+    async def main() -> None:
+        async with asyncio.timeout(30), Entrance(tmp_path) as made:
+            reader, writer = await made.client()
+            answer = await reader.read()
+            writer.close()
+            assert answer.startswith(b"HTTP/1.1 502") and b"NO_WORKER" in answer
+            assert made.ends() == [("over", "s1", "worker-lost")]
 
     asyncio.run(main())

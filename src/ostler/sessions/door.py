@@ -35,6 +35,9 @@ class Door:
         self._host, self._limits, self._say = host, limits, say
         self._tickets: dict[str, _Ticket] = {}
         self._live: dict[str, Splice] = {}
+        self._entering: dict[
+            str, tuple[str, str] | None
+        ] = {}  # sessions whose client is being connected, and why they are over
         self._held: dict[str, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}
         self._server: asyncio.Server | None = None
 
@@ -58,7 +61,9 @@ class Door:
     def end(self, session: str, reason: str, text: str) -> None:
         """The session is over for the node: its ticket is worth nothing, and its client is told."""
         self._tickets = {t: known for t, known in self._tickets.items() if known.session != session}
-        if (splice := self._live.get(session)) is not None:
+        if session in self._entering:
+            self._entering[session] = (reason, text)
+        elif (splice := self._live.get(session)) is not None:
             splice.finish(reason, text, 1008 if reason == "killed" else 1001)
 
     def facts(self) -> dict[str, list[float]]:
@@ -70,7 +75,7 @@ class Door:
         try:
             async with asyncio.timeout(_PATIENCE):
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-                await self._enter(head, reader, writer)
+            await self._enter(head, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError):
             writer.close()
 
@@ -90,12 +95,17 @@ class Door:
             return
         query = "&".join(pair for pair in pairs if not pair.startswith("ticket="))
         path = joined(known.endpoint.path, parts.path, query)
+        self._entering[known.session] = None
         try:
-            await self._connect(known, path, lines, reader, writer)
+            async with asyncio.timeout(_PATIENCE):
+                await self._connect(known, path, lines, reader, writer)
         except (OSError, TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError) as error:
             text = f"the worker's endpoint could not be reached ({type(error).__name__})"
             self._say("over", known.session, "worker-lost", {"text": f"ostler: {text}", "code": 1011})
             _refuse(writer, "NO_WORKER", f"{text}: connect to the node again", "502 Bad Gateway")
+        over = self._entering.pop(known.session, None)
+        if over is not None:  # the node had it ended meanwhile
+            self.end(known.session, *over)
 
     async def _connect(
         self,
@@ -106,13 +116,19 @@ class Door:
         writer: asyncio.StreamWriter,
     ) -> None:
         inner, outer = await self._dial(known.endpoint)
-        kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _NOT_FOR_WORKERS]
-        outer.write(
-            "\r\n".join(
-                [f"GET {path} HTTP/1.1", "host: localhost", f"x-ostler-session: {known.session}", *kept, "", ""]
-            ).encode("latin-1")
-        )
-        answer = await inner.readuntil(b"\r\n\r\n")
+        try:
+            kept = [line for line in lines if line.partition(":")[0].strip().lower() not in _NOT_FOR_WORKERS]
+            first = [f"GET {path} HTTP/1.1", "host: localhost", f"x-ostler-session: {known.session}"]
+            outer.write("\r\n".join([*first, *kept, "", ""]).encode("latin-1"))
+            answer = await inner.readuntil(b"\r\n\r\n")
+        except BaseException:
+            outer.close()
+            raise
+        if writer.is_closing() or reader._eof:  # type: ignore[attr-defined]  # noqa: SLF001
+            outer.close()
+            writer.close()
+            self._say("over", known.session, "client", {"text": "the client left during the handshake", "code": 1006})
+            return
         writer.write(answer)
         if not answer.startswith(b"HTTP/1.1 101"):
             outer.close()
