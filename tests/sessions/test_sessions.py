@@ -300,6 +300,7 @@ def test_the_death_of_the_node_is_told_to_its_clients_and_nothing_is_left_of_it(
     until(lambda: any(pool["waiting"] for pool in node.get("/api/v1/capacity")[1]["pools"]), "one to wait in line")
     client = session(node, "each")
     pid = int(say(client, "pid"))
+    others.append(connect(redirected(node, "/sessions/door"), legacy=True))
     scratch = Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[6].decode())
     assert scratch.exists()
     one = id_of(client)

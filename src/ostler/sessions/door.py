@@ -46,11 +46,11 @@ class Door:
         self._server = await asyncio.start_server(self._knock, self._host, 0, limit=_HEAD)
         return int(self._server.sockets[0].getsockname()[1])
 
-    def stop(self) -> None:
+    def stop(self, reason: str = "shutdown", text: str = "the worker has stopped", code: int = 1001) -> None:
         if self._server is not None:
             self._server.close()
         for splice in [*self._live.values()]:
-            splice.finish("shutdown", "ostler: the worker has stopped", 1001)
+            splice.finish(reason, f"ostler: {text}", code)
 
     def expect(self, ticket: str, session: str, endpoint: Endpoint) -> None:
         """A client of that session may come with this ticket, once."""

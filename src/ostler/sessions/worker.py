@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ostler.errors import ConfigError
 from ostler.lifecycle import family
-from ostler.lifecycle.child import APP_LOAD, Channel
+from ostler.lifecycle.child import APP_LOAD, Channel, leave
 from ostler.lifecycle.wire import Frame
 from ostler.sessions import views
 from ostler.sessions.door import Door
@@ -44,6 +44,7 @@ _CROWDED = 3.0  # processes for each core that want to run
 _CONNECTS = 5.0  # seconds between two probes that only connect
 _WEIGHED = 10.0  # seconds between two looks at the family's memory
 _SLOW = 10  # probes in a row that were too slow
+_WORDS = 0.05  # seconds, when the node has died, to tell the clients at the worker's own door
 _STOP = 5.0  # seconds that the code gets to end what it holds
 
 
@@ -135,6 +136,12 @@ class Child:
 
     def stop(self) -> None:
         self._stop.set()
+
+    def orphaned(self, told: threading.Event) -> None:
+        """The node has died."""
+        if self._door is not None:
+            self._door.stop("node-lost", "the node died", 1011)
+        told.set()
 
     def _begin(self, work: Any, name: str) -> asyncio.Task[Any]:
         task = self._loop.create_task(work, name=name)
@@ -272,6 +279,14 @@ class _Ear:
     def facts(self) -> dict[str, Any]:
         return self._child.facts() if self._child else {}
 
+    def orphaned(self) -> None:
+        """The node has died: clients at the worker's own door are told, and the worker follows it."""
+        if self._loop is not None and self._child is not None:
+            told = threading.Event()
+            self._loop.call_soon_threadsafe(self._child.orphaned, told)
+            told.wait(_WORDS)
+        leave()
+
     def listen(self, loop: asyncio.AbstractEventLoop, child: Child) -> None:
         with self._lock:
             self._loop, self._child = loop, child
@@ -309,7 +324,7 @@ def main(argv: list[str]) -> int:
     options = json.loads(argv[3])
     scratch = Path(folder)
     ear = _Ear()
-    channel = Channel(ear.hear, ear.facts)
+    channel = Channel(ear.hear, ear.facts, ear.orphaned)
     channel.open()
     from ostler.app import load  # noqa: PLC0415
 
