@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -230,6 +231,26 @@ def test_a_node_that_dies_is_told_to_the_client(pair: Pair) -> None:
             assert found.value.rcvd is not None
             assert found.value.rcvd.reason == "ostler: node there closed the connection without a close frame"
             assert not pair.here.sessions.slots.live
+
+    run(main())
+
+
+def test_a_node_that_vanishes_without_a_word_is_asked_for_by_the_system(pair: Pair) -> None:
+    async def main() -> None:
+        async with pair.running():
+            await pair.there.worker(slots=1)
+            pair.tell(1)
+            client = await pair.here.connect()
+            (splice,) = pair.here.sessions.forwarding._away  # noqa: SLF001
+            sock = splice.worker.transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+            idle, every, times = (
+                sock.getsockopt(socket.IPPROTO_TCP, option)
+                for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT)
+            )
+            assert idle + every * times <= 30, "seconds until the client is told"
+            assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) <= 30_000, "also while it sends"
+            await client.close()
 
     run(main())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
@@ -32,6 +33,8 @@ T = TypeVar("T")
 
 INNER = "/api/v1/inner/sessions/"
 _KEPT = 3.0  # seconds for which a slot is kept for the client that is on its way
+# A node that vanishes without a word (no power, no network) is given up after 30 s: asked after 15, then every 5.
+_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
 _HANDSHAKE = 30.0  # seconds that another node gets to connect the client
 
 
@@ -230,10 +233,10 @@ class SessionForwarding:
 
         session.request = None
         client, after = request.hand_over()
+        there = link.hand_over()
+        _keep_alive(there)
         is_websocket, far = request.protocol == b"websocket", f"node {node}"
-        splice = Splice(
-            client.transport, link.hand_over(), Limits(), over, client.gone, websocket=is_websocket, far=far
-        )
+        splice = Splice(client.transport, there, Limits(), over, client.gone, websocket=is_websocket, far=far)
         self._away[splice] = None
         sessions.forget(session)
         client.write(head)
@@ -284,3 +287,12 @@ class SessionForwarding:
         del self._kept[lease]
         clock.cancel()
         return worker
+
+
+def _keep_alive(transport: asyncio.Transport) -> None:
+    """Have the system ask whether the other node is still there: its own pings come from the other side, and end with it."""
+    sock = transport.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _KEEP_ALIVE.items():
+        if hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
