@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ostler.calls.tenants import PlaneTenant
 from ostler.events import Bus
 from ostler.lifecycle.state import Status
 from ostler.sessions import held, pools, turns
@@ -233,3 +234,12 @@ def test_a_worker_is_told_of_sessions_for_its_views_after_the_client_is_connecte
         assert told == [("open", "s1"), ("close", "s1")]
 
     staged(test)
+
+
+def test_a_plane_hears_of_the_pools_before_the_catalog_with_which_it_begins_to_serve() -> None:
+    said: list[str] = []
+    worker: Any = SimpleNamespace(send=lambda *frame: said.append(frame[0]))
+    gateway: Any = SimpleNamespace(plane_is_up=lambda worker: worker.send("catalog", {}))
+    sessions: Any = SimpleNamespace(plane_is_up=lambda send: send("sessions", "pools", {}))
+    PlaneTenant(gateway, {"sessions": sessions}).ready(worker, {})
+    assert said == ["sessions", "catalog"], "else its first clients are told 400: there is no such pool"

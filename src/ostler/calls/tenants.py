@@ -109,9 +109,10 @@ class PlaneTenant(Nothing):
         self._gateway, self._passengers = gateway, passengers
 
     def ready(self, worker: Worker, info: Mapping[str, Any]) -> None:
-        self._gateway.plane_is_up(worker)
         for passenger in self._passengers.values():
             passenger.plane_is_up(worker.send)
+        # The last: with the catalog it begins to serve, and clients of sessions are to find their pools.
+        self._gateway.plane_is_up(worker)
 
     def heard(self, worker: Worker, frame: Frame) -> None:
         if (passenger := self._passengers.get(str(frame[0]))) is not None:
