@@ -467,6 +467,8 @@ def test_the_end_of_a_tcp_worker_is_a_close_frame_for_a_bridged_client(node: Fak
         writer.write(b"all I have")
 
     async def main() -> None:
+        failed: list[dict[str, Any]] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: failed.append(context))
         async with node.running():
             node.pool(protocol="tcp")
             await node.rough_worker(talk)
@@ -475,6 +477,8 @@ def test_the_end_of_a_tcp_worker_is_a_close_frame_for_a_bridged_client(node: Fak
                 assert await client.recv() == b"all I have"
                 assert await closed(client) == 1000
             assert [reason for reason, _ in await node.ends(1)] == ["worker"]
+            await until(lambda: not node.front.clients, "the client to be gone")
+            assert not failed, "its own close frame needs no answer"
             reader, writer = await node.raw(handshake() + b"\x82\x03not masked")
             assert (await answer(reader))[0] == 101
             assert b"\x03\xea" in await reader.read(), "1002: a protocol error"

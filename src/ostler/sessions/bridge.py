@@ -20,6 +20,8 @@ class _Framed(Side):
     def data_received(self, data: bytes) -> None:
         self.count += len(data)
         self.heard = self.splice.time()
+        if self.splice.end is not None:  # it has its close frame, and answers with one: nothing can follow
+            return
         try:
             carried, answers = self.unframed.feed(data)
         except frames.BadFrame as error:
