@@ -50,6 +50,14 @@ from ostler.apps.browsers.pools import browsers
 app = Ostler()
 browsers(app, "chromium", workers=3, slots=50, lifetime=0)
 """
+_DOORS = """
+from ostler import Ostler
+from ostler.apps.browsers.pools import browsers
+
+app = Ostler()
+browsers(app, "shared", workers=1, redirect=True)
+browsers(app, "dedicated", mode="dedicated", workers=1, slots=2, redirect=True)
+"""
 _INDEX = b"""<!doctype html><title>index</title><button onclick="this.textContent = 'clicked'">click</button>
 <a href="/next">next</a> <a href="/file">file</a>"""
 
@@ -214,6 +222,34 @@ def test_clients_of_another_version_are_served_by_their_driver_where_there_is_on
             assert [session["worker"] for session in _live(node)] == [worker]
             await browser.close()
             await asyncio.to_thread(until, lambda: not _live(node), "it to end")
+
+    _run(story)
+    node.stop()
+
+
+def test_stock_clients_follow_a_redirect_to_the_worker_and_are_told_there_what_happened(
+    make_node: Any, site: str, tmp_path: Path
+) -> None:
+    (tmp_path / "doors.py").write_text(_DOORS)
+    node = make_node(app=tmp_path / "doors.py")
+    files = installed.driver()
+    assert _as_expected(_node_client(files.node, files.package, node, site, tmp_path, "shared"))
+
+    async def story(playwright: Playwright) -> None:
+        for pool in ("shared", "dedicated"):
+            page = await (await _connect(playwright, node, pool)).new_page()
+            await page.goto(site)
+            assert await page.title() == "index"
+            ((one,), waiting) = (_live(node, pool), asyncio.create_task(_told(page)))
+            await asyncio.to_thread(call, node.url, "DELETE", f"/api/v1/sessions/{one['id']}")
+            assert "the session was ended by" in await waiting
+            await asyncio.to_thread(until, lambda pool=pool: not _live(node, pool), "its slot")
+            page = await (await _connect(playwright, node, pool)).new_page()
+            waiting = asyncio.create_task(_told(page))
+            for pid in _browsers(_workers(node, pool)[0]):
+                os.kill(pid, signal.SIGKILL)
+            assert "the browser died" in await waiting
+            await asyncio.to_thread(until, lambda pool=pool: not _live(node, pool), "its slot")
 
     _run(story)
     node.stop()
@@ -486,8 +522,8 @@ def _line(pid: int) -> bytes:
     return b""
 
 
-def _node_client(program: Path, package: Path, node: Node, site: str, folder: Path) -> Any:
-    argv = [str(program), str(SCRIPT), str(package), address(node), site]
+def _node_client(program: Path, package: Path, node: Node, site: str, folder: Path, pool: str = "chromium") -> Any:
+    argv = [str(program), str(SCRIPT), str(package), address(node, pool), site]
     done = subprocess.run(argv, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

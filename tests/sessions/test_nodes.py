@@ -154,7 +154,8 @@ def test_the_death_of_a_node_ends_its_sessions_alone_and_the_other_serves_on(pai
         lost = next(client for client, where in by_node.items() if where == "a")
         one = id_of(lost)
         pair.a.kill()
-        closed(lost)
+        code, text = closed(lost)
+        assert code == 1011 and text.startswith("ostler: ") and "node" in text
         for client, where in by_node.items():
             if where == "b":
                 assert say(client, "hello") == "hello"
