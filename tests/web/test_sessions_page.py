@@ -11,7 +11,8 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from ostler.store import now_ms
-from tests.harness import Node, until
+from tests.harness import Node, gone, until
+from tests.sessions.test_sessions import closed, say, session, started
 from tests.web.session_pools import ODD
 from tests.web.test_dashboard import browser, confirm, not_reloaded, opened, page  # noqa: F401  fixtures
 from tests.web.test_sessions import row
@@ -209,3 +210,21 @@ def test_the_pages_fit_a_phone_and_everything_has_a_name(node: Made, browser: Br
         )
         assert nameless == [], where
     context.close()
+
+
+def test_a_worker_is_drained_and_another_killed_by_clicking_and_its_client_is_told(tmp_path: Path, page: Page) -> None:
+    node = started(tmp_path / "data")
+    try:
+        opened(page, node, "#/sessions")
+        region(page, "Pool program").get_by_role("button", name="Drain worker:program:0").click()
+        confirm(page, "Drain")
+        node.wait_status("worker:program:0", "stopped")
+        with session(node, "each") as client:
+            pid = int(say(client, "pid"))
+            region(page, "Pool each").get_by_role("button", name="Kill worker:each:0").click()
+            confirm(page, "Kill")
+            assert closed(client)[0] == 1011
+        until(lambda: gone(pid), "it to be gone")
+        node.wait_status("worker:each:0", "healthy")
+    finally:
+        node.stop()
