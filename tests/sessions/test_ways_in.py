@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 from websockets.asyncio.client import ClientConnection
+from websockets.asyncio.server import ServerConnection
 from websockets.exceptions import ConnectionClosed, InvalidStatus
+from websockets.http11 import Request, Response
 
 from ostler.plane import handshake as handshakes
 from ostler.plane import relay
@@ -202,6 +204,29 @@ def test_a_client_may_be_back_before_its_last_connection_has_ended(node: FakeNod
             await back.close()
 
     run(main())
+
+
+def test_a_client_that_the_worker_refuses_does_not_end_the_session_that_it_wanted_back(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running():
+            node.pool(sticky=30.0)
+            await node.worker(serve={"origins": None, "process_request": _not_with_a_cookie})
+            first = await node.connect("echo?session=mine")
+            await first.close()
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            with pytest.raises(InvalidStatus) as found:
+                await node.connect("echo?session=mine", additional_headers={"Cookie": "version=1.50"})
+            assert found.value.response.status_code == 428
+            await until(lambda: {s.state for s in node.sessions.live.values()} == {"detached"}, "it to be detached")
+            assert node.of("ended") == []
+            async with node.connect("echo?session=mine") as again:
+                assert session_of(again) == session_of(first)
+
+    run(main())
+
+
+def _not_with_a_cookie(connection: ServerConnection, request: Request) -> Response | None:
+    return connection.respond(428, "another version") if "Cookie" in request.headers else None
 
 
 def test_nobody_comes_back_to_a_session_of_a_node_that_stops(node: FakeNode) -> None:

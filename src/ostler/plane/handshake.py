@@ -142,8 +142,8 @@ class Handshake:
         session.wait(None)
         if session.state == "dialling":
             session.client_gone("client", "the client left during the handshake", 1006)
-        else:
-            session.over("refused", f"the worker {session.state} to the handshake", 0)
+        else:  # a session to which a client could not come back still waits for one that can
+            session.client_gone("refused", f"the worker {session.state} to the handshake", 0)
 
     def _switched(self, request: Request, head: Head, worker: asyncio.Transport, rest: bytes) -> None:
         session = self._session
