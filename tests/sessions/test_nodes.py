@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from websockets.sync.client import ClientConnection
 
+from ostler.sessions.registry import WorkerKey
 from tests.harness import Node, call, until
 from tests.servers import Server, free_port
 from tests.sessions import valkey
@@ -56,6 +57,12 @@ def at(node: Node) -> str | None:
             return say(client, "where")
     except Exception:  # noqa: BLE001
         return None
+
+
+def generation(node: Node, name: str) -> int:
+    """Of the worker that serves on the node of that name."""
+    found = [w for w in node.workers() if w["node"] == name and w["component"] == "worker:where:0"]
+    return max((int(w["generation"]) for w in found if w["status"] == "healthy"), default=0)
 
 
 @pytest.fixture(scope="module", params=["postgres", "valkey"])
@@ -123,6 +130,24 @@ def test_a_session_of_another_node_is_seen_and_ended_from_here(pair: Pair) -> No
         until(lambda: call(pair.a.url, "DELETE", f"/api/v1/sessions/{one}")[0] == 202, "a to know of it")
         code, text = closed(client)
         assert code == 1008 and "ended by" in text
+
+
+def test_a_drain_that_the_registry_asks_for_replaces_the_worker_and_cuts_no_session(pair: Pair) -> None:
+    with session(pair.b, "where") as client:
+        assert say(client, "where") == "b"
+        before = generation(pair.b, "b")
+        if isinstance(pair.server, valkey.Server):  # by hand, as with redis-cli
+            (key,) = pair.server.client.keys(f"worker:where:b-*-{before}")
+            pair.server.client.set(f"worker:cmd:{key.split(':', 2)[2]}", "shutdown", ex=60)
+        else:
+            with pair.a.open_store() as store:
+                (node,) = {one["node"] for one in store.sessions.workers() if one["name"] == "b"}
+                assert store.sessions.want(node, WorkerKey("worker:where:0", before), "drain")
+        until(lambda: generation(pair.b, "b") > before, "the next worker to serve")
+        assert say(client, "hello") == "hello"
+    assert row(pair.b, id_of(client))["reason"] == "client"
+    for node in (pair.a, pair.b):
+        until(lambda node=node: pair.reaches_both(node), "each to know of the other")
 
 
 def test_the_server_may_forget_or_go_away_and_no_session_ends(pair: Pair) -> None:
