@@ -410,7 +410,7 @@ def test_a_killed_node_tells_its_clients_and_leaves_no_browser_and_no_directory(
     _run(story)
     node.process.wait()
     until(lambda: not family.members(f"{mark}/"), "all of its family to end")
-    until(lambda: not scratch.exists(), f"{scratch} to be removed")
+    until(lambda: not scratch.parent.exists(), f"{scratch.parent} to be removed")
 
 
 def test_the_demo_shows_it_all_and_ends_by_itself(tmp_path: Path) -> None:

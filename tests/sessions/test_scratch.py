@@ -69,3 +69,21 @@ def dig(folder: Path) -> None:
         os.close(inner)
         inner = deeper
     os.close(inner)
+
+
+def test_a_guard_that_removes_the_empty_directory_at_that_moment_does_no_harm(
+    shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, removed = Path.chmod, []
+
+    def chmod(path: Path, mode: int) -> None:
+        real(path, mode)
+        if not removed:
+            removed.append(path)
+            path.rmdir()
+
+    monkeypatch.setattr(Path, "chmod", chmod)
+    made = Scratch(tmp_path / "data")
+    asyncio.run(made.start())
+    assert removed
+    assert made.root.is_dir()

@@ -310,7 +310,7 @@ def test_the_death_of_the_node_is_told_to_its_clients_and_nothing_is_left_of_it(
     waiting.join(30)
     assert refused[0][0] == 503 and "NO_WORKER" in refused[0][1]
     until(lambda: not family_of(node.folder), "its processes to be gone")
-    until(lambda: not scratch.exists(), "its directories to be gone")
+    until(lambda: not scratch.parent.parent.exists(), "its directories to be gone")
     node.start(ready=False)
     assert row(node, one)["reason"] == "node-lost"
     until(lambda: ask(node, "each"), "it to serve again")

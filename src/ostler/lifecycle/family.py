@@ -222,6 +222,8 @@ def guard(prefix: str, folders: Iterable[str] = ()) -> None:
     kill(prefix)
     for folder in folders:
         remove(folder)
+        with contextlib.suppress(OSError):  # somebody else is in it
+            os.rmdir(os.path.dirname(folder))  # noqa: PTH106, PTH120
 
 
 if __name__ == "__main__":

@@ -36,6 +36,12 @@ class Scratch:
         """The node holds its data directory's lock, so nobody uses what is there."""
         await asyncio.to_thread(family.remove, self._home)
         try:
+            self._make()
+        except FileNotFoundError:  # the guard of the node before this one has removed the first, which was still empty
+            self._make()
+
+    def _make(self) -> None:
+        try:
             for folder in (self._home, self.root):
                 folder.mkdir(0o711)  # never one that is there: somebody else may have put it there, or a link
                 folder.chmod(0o711)
