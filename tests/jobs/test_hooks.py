@@ -57,7 +57,7 @@ def other(job):
 """
 
 
-def test_hooks_run_once_in_each_worker_of_their_queue(make_node, tmp_path: Path) -> None:
+def test_hooks_run_once_in_each_worker_of_their_queue(make_node, store_url: str, tmp_path: Path) -> None:
     app = tmp_path / "hooked.py"
     app.write_text(APP)
     node = make_node("--pool", "a=1", "--pool", "b=1", app=app, HERE=str(tmp_path))
@@ -73,7 +73,7 @@ def test_hooks_run_once_in_each_worker_of_their_queue(make_node, tmp_path: Path)
     )
 
 
-def test_a_worker_whose_start_hook_raises_does_not_become_ready(make_node, tmp_path: Path) -> None:
+def test_a_worker_whose_start_hook_raises_does_not_become_ready(make_node, store_url: str, tmp_path: Path) -> None:
     app = tmp_path / "hooked.py"
     app.write_text(APP)
     (tmp_path / "broken").touch()

@@ -25,7 +25,7 @@ def pools(**sizes: int) -> list[str]:
 
 
 @pytest.fixture
-def start(make_node, tmp_path: Path):
+def start(make_node, store_url: str, tmp_path: Path):
     """A node on a machine with one GPU of 1000 MB, and a host of 2000 MB."""
     (tmp_path / "used").mkdir()
     gpus = tmp_path / "gpus.json"
