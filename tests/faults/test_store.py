@@ -153,7 +153,12 @@ def test_a_deleted_log_of_the_database_is_noticed_too_and_an_orderly_stop_saves_
     job = node.enqueue("add", a=1)
     node.wait_job(job)
     (node.folder / "ostler.db-wal").unlink()
-    status, answer = node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
+
+    def enqueue() -> tuple[int, dict]:
+        return node.post("/api/v1/jobs", {"task": "add", "args": {"a": 1}})
+
+    until(lambda: enqueue()[0] != 201, "an enqueue to be refused")
+    status, answer = enqueue()
     assert (status, answer["error"]["code"]) == (503, "STORE_GONE")
     assert "ostler.db-wal, which is a part of the database, was deleted" in answer["error"]["message"]
     until(lambda: node.get("/api/v1/health")[1]["status"] == "error", "health to say so")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,10 @@ def node(request: pytest.FixtureRequest, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def app(node: Node) -> Ostler:
-    return Ostler(data=str(node.folder))
+def app(node: Node) -> Iterator[Ostler]:
+    found = Ostler(data=str(node.folder))
+    yield found
+    found.producer.close()
 
 
 def cli(node: Node, *args: object) -> str:

@@ -50,7 +50,9 @@ def node(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 @pytest.fixture(scope="module")
 def jobs(node: Node):
     """The app's module, as a program beside the node has it."""
-    return fresh(node.folder)
+    found = fresh(node.folder)
+    yield found
+    found.app.producer.close()
 
 
 def fresh(data: Path) -> ModuleType:

@@ -28,6 +28,8 @@ _POLL = 0.004  # seconds that SQLite itself waits for a lock: it looks every one
 
 _CHECKPOINT = 4000  # pages of 4 KiB in the WAL before they are moved into the file: each move waits for the disk twice
 
+_WAL_AGAIN = 0.1  # seconds between two looks whether the WAL is still the same file
+
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _DENIED = {sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_PERM}
 # What passes by itself, or when somebody makes room: worth a retry, never worth losing a job.
@@ -58,6 +60,7 @@ class SqliteDatabase:
         self._durable = durable and not read_only
         self._wal: int | None = None
         self._log: tuple[int, int] | None = None  # which file the WAL is
+        self._log_again = 0.0  # when to look at that again
         try:
             self._connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=_POLL)
             self._connection.row_factory = sqlite3.Row
@@ -311,12 +314,16 @@ class SqliteDatabase:
             )
 
     def _is_wal_gone(self) -> bool:
-        if (
-            self._wal is not None
-        ):  # quicker than a look at its name, and nobody puts another file in the place of one that is still there
-            return os.fstat(self._wal).st_nlink == 0
+        """Whether the WAL is not the file that it was. Seldom looked at: after each `stat`, Linux writes an exact time with the next change
+        of the file, and a sync takes a fifth longer. What was committed meanwhile is not lost: it is saved when the connection is closed.
+        """
+        now = time.monotonic()
+        if now < self._log_again:
+            return False
         found = _identity(f"{self._name}-wal")
         self._log = self._log or found
+        if found == self._log:
+            self._log_again = now + _WAL_AGAIN
         return found != self._log
 
     def close(self) -> None:
