@@ -63,7 +63,7 @@ class Side(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Passed on before it is looked at: the other side can begin meanwhile."""
         splice = self.splice
-        if not splice.is_our_pong(self, data):
+        if len(data) != _PONG or not splice.is_our_pong(self, data):
             self.other.write(data)
         self.count += len(data)
         self.heard = now = splice.time()
@@ -185,10 +185,9 @@ class Splice:
         return self.time() - max(self.client.active, self.worker.active)
 
     def is_our_pong(self, side: Side, data: bytes) -> bool:
-        """Whether that is the client's answer to a ping of ours, and nothing else: the worker did not ask for it."""
+        """Whether that, as long as such an answer, is the client's to a ping of ours, and nothing else: the worker did not ask for it."""
         return (
-            len(data) == _PONG
-            and self._pinged > 0
+            self._pinged > 0
             and side is self.client
             and side.track is not None
             and side.track.between
