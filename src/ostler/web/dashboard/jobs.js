@@ -66,7 +66,8 @@ export function page(_, query) {
       errors.el, list.el, note, h("div", { class: "row" }, older)));
 
   function change(values) {
-    const wanted = new URLSearchParams(Object.entries({ ...filters, ...values }).filter(([, v]) => v));
+    Object.assign(filters, values); // a second change may come before the page is made anew
+    const wanted = new URLSearchParams(Object.entries(filters).filter(([, v]) => v));
     const target = `#/jobs${wanted.size ? `?${wanted}` : ""}`;
     if (location.hash !== target) location.hash = target;
   }
