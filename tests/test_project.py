@@ -36,7 +36,7 @@ LAYERS = [
     {"store"},
     {"envs"},
     {"private"},
-    {"config", "errors", "events", "extras", "habits", "loading", "names", "parts", "settings"},
+    {"config", "errors", "events", "extras", "habits", "loading", "names", "parts", "settings", "tcp"},
 ]
 # Programs of their own, like the CLI: they may load an app.
 PROGRAMS = {"jobs/runner.py", "calls/running.py", "sessions/worker.py"}

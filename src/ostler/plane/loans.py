@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import mmap
 import os
 import socket
-import struct
-import sys
-import termios
 from typing import TYPE_CHECKING, Any
 
+from ostler import tcp
 from ostler.calls.guests import CELL, CELLS, PATH, WELCOME, Frames, framed
 from ostler.plane.leases import Place
 from ostler.plane.plan import Refuse
@@ -22,7 +19,6 @@ if TYPE_CHECKING:
     from ostler.plane.lending import Lender
 
 _OPENING = b"POST %b HTTP/1.1\r\nhost: worker\r\n\r\n" % PATH.encode()
-_ACKNOWLEDGED = struct.Struct("=120xQ")  # tcpi_bytes_acked in Linux's tcp_info
 
 
 class Loan:
@@ -32,7 +28,7 @@ class Loan:
         self.channel, self.cell, self.client, self.timeout = channel, cell, client, timeout
         self.id = f"{number:016x}"
         self.verdict: Refuse | None = None  # why its call is being ended
-        self._written = _written(client.file)
+        self._written = tcp.look(client.file).written
         self.holds = False  # it is at a long call, and holds a place for that
         self.is_recalled = False
         self.served = 0
@@ -45,7 +41,7 @@ class Loan:
     def is_answered(self) -> bool:
         """Whether its worker has died with all of its answer written: the kernel knows how much that was."""
         until = CELL.unpack_from(self.channel.cells, self.cell * CELL.size)[3]
-        return bool(until) and _written(self.client.file) - self._written == until
+        return bool(until) and tcp.look(self.client.file).written - self._written == until
 
     def recall(self) -> None:
         """Have it back as soon as it is answered. Said once: a worker that is slow to listen has no endless room for it."""
@@ -140,16 +136,3 @@ class Channel:
             sock.close()
         for loan in [*self.loans.values()]:
             self._lender.lost(loan)
-
-
-def _written(file: int) -> int:
-    """Bytes that were ever written to a TCP connection, by whoever has it; 0 where the system does not tell."""
-    try:
-        with socket.socket(fileno=os.dup(file)) as shared:
-            unacknowledged, before = fcntl.ioctl(shared, termios.TIOCOUTQ, bytes(4)), b""
-            while unacknowledged != before:  # what is acknowledged between the two looks would be missed
-                before, told = unacknowledged, shared.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-                unacknowledged = fcntl.ioctl(shared, termios.TIOCOUTQ, bytes(4))
-            return int(_ACKNOWLEDGED.unpack_from(told)[0]) + int.from_bytes(unacknowledged, sys.byteorder)
-    except (OSError, struct.error):
-        return 0

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, quote, unquote, urlencode
 
+from ostler import tcp
 from ostler.plane.answer import Head, switching
 from ostler.plane.nodes import Nodes, keeps
 from ostler.plane.plan import LATER, Plan, Refuse, Relay
@@ -34,7 +34,7 @@ T = TypeVar("T")
 INNER = "/api/v1/inner/sessions/"
 _KEPT = 3.0  # seconds for which a slot is kept for the client that is on its way
 # A node that vanishes without a word (no power, no network) is given up after 30 s: asked after 15, then every 5.
-_KEEP_ALIVE = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 30_000}
+_KEEP_ALIVE = (15.0, 5.0, 3, 30.0)  # seconds: the other node's own pings come from the other side, and end with it
 _HANDSHAKE = 30.0  # seconds that another node gets to connect the client
 
 
@@ -234,7 +234,7 @@ class SessionForwarding:
         session.request = None
         client, after = request.hand_over()
         there = link.hand_over()
-        _keep_alive(there)
+        tcp.keep_alive(there, *_KEEP_ALIVE)
         is_websocket, far = request.protocol == b"websocket", f"node {node}"
         splice = Splice(client.transport, there, Limits(), over, client.gone, websocket=is_websocket, far=far)
         self._away[splice] = None
@@ -287,12 +287,3 @@ class SessionForwarding:
         del self._kept[lease]
         clock.cancel()
         return worker
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Have the system ask whether the other node is still there: its own pings come from the other side, and end with it."""
-    sock = transport.get_extra_info("socket")
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEP_ALIVE.items():
-        if hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)

@@ -14,11 +14,11 @@ import contextlib
 import os
 import secrets
 import select
-import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ostler import tcp
 from ostler.sessions import frames
 
 LINGER = 5.0  # seconds that a side gets to take what was written last and to close
@@ -161,7 +161,7 @@ class Splice:
     def start(self, to_client: bytes = b"", to_worker: bytes = b"") -> None:
         """Both connections are the splice's from now on. What came from either side before goes first."""
         if not self.is_websocket and self.limits.ping:
-            _keep_alive(self.client.transport, self.limits.ping)
+            tcp.keep_alive(self.client.transport, self.limits.ping, self.limits.ping, 2)
         for side, early in ((self.worker, to_client), (self.client, to_worker)):
             side.transport.set_protocol(side)
             if early:
@@ -353,14 +353,3 @@ class Splice:
     def _abort(self) -> None:
         for side in (self.client, self.worker):
             side.transport.abort()
-
-
-def _keep_alive(transport: asyncio.Transport, seconds: float) -> None:
-    """Have the system ask a client that is silent."""
-    sock = transport.get_extra_info("socket")
-    if sock.family in (socket.AF_INET, socket.AF_INET6):
-        every = max(1, int(seconds))
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        for option, value in (("TCP_KEEPIDLE", every), ("TCP_KEEPINTVL", every), ("TCP_KEEPCNT", 2)):
-            if hasattr(socket, option):
-                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
