@@ -15,7 +15,7 @@ from playwright.async_api import Browser, Error, Page, Playwright, async_playwri
 
 from ostler import ConfigError
 from ostler.app import Ostler
-from ostler.apps.browsers import declared, installed
+from ostler.apps.browsers import declared, grid, installed
 from ostler.apps.browsers.driver import BrowserFailed
 from ostler.apps.browsers.given import Given
 from ostler.apps.browsers.place import Place
@@ -156,6 +156,32 @@ def test_a_client_that_leaves_while_its_browser_starts_leaves_it_to_the_next_one
             await stand.code.open(stand.session("three"))
             assert stand.code._held.keys() == {"one", "three"}
             assert next(stand.code._numbers) == 2  # no third browser was started
+
+    _run(story)
+
+
+def test_a_browser_that_hangs_while_it_starts_keeps_nobody_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(grid, "_LATE", 0.3)
+
+    async def story(_: Playwright) -> None:
+        async with serving("dedicated", slots=4) as stand:
+            code, go_on = stand.code, asyncio.Event()
+            start = code._start
+
+            async def hang(name: str) -> Any:
+                await go_on.wait()
+                return await start(name)
+
+            monkeypatch.setattr(code, "_start", hang)
+            await code.open(stand.session("one"))  # it has the spare, and the next one hangs
+            await asyncio.sleep(0)
+            monkeypatch.setattr(code, "_start", start)
+            await code.open(stand.session("two"))
+            assert len(code._late) == 1
+            await code.open(stand.session("three"))
+            assert code._held.keys() == {"one", "two", "three"}
+            go_on.set()
+            await until(lambda: not code._late and code._spares, "the late one to be of use")
 
     _run(story)
 

@@ -27,6 +27,8 @@ _NO_SANDBOX = re.compile(
     r"no usable sandbox|move to new namespace|without --no-sandbox|suid sandbox|credentials\.cc", re.IGNORECASE
 )
 _SPARES = 1  # browsers that are ready before anybody asks
+_LATE = 2.0  # seconds for a browser to start, until another one is started instead of it
+_TRIES = 3  # browsers that are started for one client at once, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,7 @@ class Dedicated(_Grid):
         self._sessions: dict[str, Session] = {}
         self._spares: deque[Held | CdpBrowser] = deque()
         self._starting: set[asyncio.Task[Held | CdpBrowser]] = set()
+        self._late: set[asyncio.Task[Held | CdpBrowser]] = set()  # … and take long: nobody waits for them
         self._tasks: set[asyncio.Task[None]] = set()
         first = await self._launch()
         self._spares.append(first)
@@ -173,9 +176,10 @@ class Dedicated(_Grid):
 
     async def stop(self) -> None:
         self._stopping = True
-        for task in [*self._tasks, *self._starting]:
+        starting = [*self._starting, *self._late]
+        for task in [*self._tasks, *starting]:
             task.cancel()
-        await asyncio.gather(*self._starting, return_exceptions=True)
+        await asyncio.gather(*starting, return_exceptions=True)
         await asyncio.gather(*(browser.kill() for browser in [*self._held.values(), *self._spares]))
         await super().stop()
 
@@ -192,16 +196,23 @@ class Dedicated(_Grid):
             browser = self._spares.popleft()
             if not browser.gone.done():
                 return browser
-        if self._starting:
-            task = self._starting.pop()
-            task.remove_done_callback(self._ready)
-        else:
-            task = asyncio.create_task(self._launch())
+        tasks: set[asyncio.Task[Held | CdpBrowser]] = set()  # what this client waits for
+        late: set[asyncio.Task[Held | CdpBrowser]] = set()
         try:
-            return await asyncio.shield(task)
-        except asyncio.CancelledError:  # the client has gone: the browser is for the next one
-            self._keep(task)
-            raise
+            for tries in range(1, _TRIES + 1):
+                task = self._starting.pop() if self._starting else asyncio.create_task(self._launch())
+                task.remove_done_callback(self._ready)
+                tasks.add(task)
+                patience = _LATE if tries < _TRIES else None
+                done, late = await asyncio.wait(tasks, timeout=patience, return_when=asyncio.FIRST_COMPLETED)
+                tasks = late
+                for task in done:
+                    if task.exception() is None or not tasks or tries == _TRIES:
+                        return task.result()
+            raise AssertionError("the last try ends in one way or the other")
+        finally:  # the client has one, or has gone: the others are for the next one, who does not wait for what is late
+            for task in tasks:
+                self._keep(task, late=task in late)
 
     def _refill(self) -> None:
         """Start the next one, while a session more may come."""
@@ -210,12 +221,13 @@ class Dedicated(_Grid):
             return
         self._keep(asyncio.create_task(self._launch()))
 
-    def _keep(self, task: asyncio.Task[Held | CdpBrowser]) -> None:
-        self._starting.add(task)
+    def _keep(self, task: asyncio.Task[Held | CdpBrowser], *, late: bool = False) -> None:
+        (self._late if late else self._starting).add(task)
         task.add_done_callback(self._ready)
 
     def _ready(self, task: asyncio.Task[Held | CdpBrowser]) -> None:
         self._starting.discard(task)
+        self._late.discard(task)
         if task.cancelled() or self._stopping:
             return
         if error := task.exception():
