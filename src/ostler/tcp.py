@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import fcntl
 import os
+import select
 import socket
 import struct
 import sys
@@ -49,6 +50,13 @@ def look(file: int) -> Seen:
         return NOTHING
     sent, heard, acknowledged, received = _INFO.unpack_from(told)
     return Seen(received - unread, acknowledged, unacknowledged, heard / 1000, sent / 1000)
+
+
+def has_left(file: int) -> bool:
+    """Whether the other end has closed its direction, of a connection that nobody reads. Also for Unix sockets."""
+    poll = select.poll()
+    poll.register(file, select.POLLRDHUP)
+    return bool(poll.poll(0))
 
 
 def is_tcp(sock: socket.socket) -> bool:

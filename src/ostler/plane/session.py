@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ostler.plane.handshake import Handshake
@@ -204,10 +205,18 @@ class Session:
         limits = Limits(terms.get("idle", 0.0), terms.get("longest", 0.0), terms.get("ping", 0.0))
         websocket = request.protocol == b"websocket"
         kind = Bridge if is_raw and websocket else Splice
-        splice = kind(client.transport, worker, limits, self._spliced, client.gone, websocket=websocket)
+        splice = kind(
+            client.transport, worker, limits, self._spliced, client.gone, websocket=websocket, lend=self._lend
+        )
         self.splice, self._was_live = splice, True
         self._sessions.began(self)
         splice.start(to_client=early.data if isinstance(early, Early) else early, to_worker=after)
+
+    @property
+    def _lend(self) -> Callable[[Splice], None] | None:
+        """How its client is lent to the worker, where that takes connections."""
+        path = self.worker.endpoint.get("lends") if self.worker is not None else None
+        return self._sessions.lenders.way(path, self.id) if path else None
 
     def _spliced(self, splice: Splice) -> None:
         """The client or the worker has gone, or a limit was reached."""

@@ -26,6 +26,7 @@ from ostler.plane.relay import Wish, read_wish, refuse
 from ostler.plane.request import Request
 from ostler.plane.session import Session
 from ostler.plane.session_forwarding import SessionForwarding
+from ostler.sessions.lending import Lenders
 from ostler.sessions.selection import Key, Worker, matches
 from ostler.sessions.slots import Group, Slots
 
@@ -34,9 +35,7 @@ log = logging.getLogger("ostler.plane")
 PATH = SESSIONS
 _TOLD = 1.0  # seconds between two reports to the node
 _COMES_BACK = 2.0  # seconds that the last connection of a sticky session gets to end, when its client is back
-_FORGIVEN = (
-    0.5  # seconds, at first, after which workers whose connection failed may be tried again by one that found no other
-)
+_FORGIVEN = 0.5  # seconds, at first, until a client that finds no other worker may try one again that failed it
 _SHOWN = 100  # of those who wait, so many are told one by one
 
 
@@ -49,6 +48,7 @@ class Sessions:
         self.time = self._loop.time
         self.slots = Slots()
         self.forwarding = SessionForwarding(self)
+        self.lenders = Lenders()
         self.live: dict[str, Session] = {}  # all that hold a slot, by id
         self._in_worker: dict[Key, dict[Session, None]] = {}
         self._keys: dict[tuple[str, str, str], Session] = {}  # owner, public name, key

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
+from ostler.sessions.lending import Lenders
 from ostler.sessions.spec import Endpoint
 from ostler.sessions.splice import Limits, Splice
 
@@ -40,6 +41,7 @@ class Door:
         ] = {}  # sessions whose client is being connected, and why they are over
         self._held: dict[str, tuple[asyncio.StreamWriter, asyncio.StreamWriter]] = {}
         self._server: asyncio.Server | None = None
+        self._lenders = Lenders()
 
     async def start(self) -> int:
         """Listen; returns the port."""
@@ -135,7 +137,7 @@ class Door:
             writer.close()
             self._say("over", known.session, "refused", {"text": "the worker refused the handshake"})
             return
-        self._begin(known.session, (reader, writer), (inner, outer))
+        self._begin(known.session, (reader, writer), (inner, outer), known.endpoint.lends)
 
     async def _dial(self, endpoint: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         address = endpoint.address
@@ -149,6 +151,7 @@ class Door:
         session: str,
         client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
         worker: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        lends: str,
     ) -> None:
         def over(splice: Splice) -> None:
             self._live.pop(session, None)
@@ -164,7 +167,8 @@ class Door:
         def gone() -> None:
             self._held.pop(session, None)
 
-        splice = Splice(transports[0][0], transports[1][0], self._limits, over, gone)
+        lend = self._lenders.way(lends, session) if lends else None
+        splice = Splice(transports[0][0], transports[1][0], self._limits, over, gone, lend=lend)
         self._live[session] = splice
         self._say("began", session)
         splice.start(transports[1][1], transports[0][1])

@@ -85,6 +85,10 @@ class Track:
         """Whether the last byte was the last of a frame."""
         return not self._left and not self._head
 
+    def resume(self, left: int, head: bytes) -> None:
+        """Somebody else has followed it up to here: so many bytes of a frame are to come, or so much of a header is here."""
+        self._left, self._head = left, head
+
     def feed(self, data: bytes) -> bool:
         """Follow what goes by; whether it was more than pings, pongs and a close."""
         at, size = self._left, len(data)

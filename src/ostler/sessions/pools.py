@@ -135,6 +135,7 @@ class SessionPools:
             "product": info.get("product") or options.product,
             "door": info.get("door"),
             "cdp": info.get("cdp"),
+            "lends": info.get("lends"),
         }
         self.say("up", serving.spec.name, *serving.key, about)
         if serving.closing:

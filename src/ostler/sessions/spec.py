@@ -19,7 +19,8 @@ _RESERVED = ("plane",)  # pools of the node's own
 class Endpoint:
     """Where a worker takes connections: `address` is the path of a Unix socket, `tcp:PORT` or `tcp:HOST:PORT`; `path` is where it
     takes the upgrade. `versions` are the clients' versions (major.minor) that it serves, as `product/VERSION` in their User-Agent;
-    empty: all. `cdp` is the answer to `/json/version`, where it speaks CDP.
+    empty: all. `cdp` is the answer to `/json/version`, where it speaks CDP. `lends` is the path of a Unix socket on which it takes clients'
+    own connections, if it does: busy clients are then served without a hop. The browser grid does that; the protocol is in `sessions/lending.py`.
     """
 
     address: str
@@ -27,6 +28,7 @@ class Endpoint:
     versions: Sequence[str] = ()
     product: str = ""
     cdp: Mapping[str, Any] | None = None
+    lends: str = ""
 
     def frame(self) -> dict[str, Any]:
         """As it travels to the node."""

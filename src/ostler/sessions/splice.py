@@ -4,7 +4,7 @@ Each side is read only as fast as the other takes it, and the end of one directi
 frames are followed, so that a ping or a close frame can be put between two frames: the client always learns why a session ended,
 unless the end comes in the middle of a frame. Callbacks alone: no task, and no copy of what goes through.
 
-The data plane and a worker's own door both use it.
+A client that talks much is lent to a worker that takes connections (lending.py). The data plane and a worker's own door both use it.
 """
 
 from __future__ import annotations
@@ -13,13 +13,15 @@ import asyncio
 import contextlib
 import os
 import secrets
-import select
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ostler import tcp
 from ostler.sessions import frames
+
+if TYPE_CHECKING:
+    from ostler.sessions.lending import Loan
 
 LINGER = 5.0  # seconds that a side gets to take what was written last and to close
 _HALF = 30.0  # seconds that a TCP client gets to end its own direction after the worker has
@@ -27,6 +29,8 @@ _NEWS = 0.6  # seconds in which somebody may say why a worker broke off its conn
 _LOOK_AGAIN = 1.0
 _PING = 8  # bytes in our pings
 _PONG = 6 + _PING  # a client's answer is masked
+_BUSY = 0.05  # seconds between two pieces of one side, at most, while it is busy
+_MUCH = 50  # pieces in a row: worth lending
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ class Side(asyncio.Protocol):
         self.track = frames.Track(lambda: splice.said_close(self)) if splice.is_websocket else None
         self.file: int = transport.get_extra_info("socket").fileno()
         self.count = 0  # bytes that came from it
+        self.row = 0  # pieces that came one right after another
         self.heard = self.active = splice.time()  # when anything came, and more than pings
         self.is_full = self.is_paused = self.has_ended = self.is_lost = False
 
@@ -65,10 +70,18 @@ class Side(asyncio.Protocol):
         splice = self.splice
         if len(data) != _PONG or not splice.is_our_pong(self, data):
             self.other.write(data)
+        else:
+            splice.kept += _PONG
         self.count += len(data)
-        self.heard = now = splice.time()
+        now = splice.time()
+        self.row = self.row + 1 if now - self.heard < _BUSY else 0
+        self.heard = now
         if self.track is None or self.track.feed(data):
             self.active = now
+        if splice.loan is not None:
+            splice.loan.passed()
+        elif self.row >= _MUCH and splice.lend is not None:
+            splice.offer(splice.lend)
 
     def write(self, data: bytes) -> None:
         """At once where nothing waits to be written: the loop would do it at the end of its turn, and the other side can begin now."""
@@ -116,12 +129,6 @@ class Side(asyncio.Protocol):
             with contextlib.suppress(OSError, RuntimeError):
                 self.transport.write_eof()
 
-    def has_left(self) -> bool:
-        """Whether the other end is closed, for a side that is not read."""
-        poll = select.poll()
-        poll.register(self.file, select.POLLRDHUP)
-        return bool(poll.poll(0))
-
 
 class Splice:
     """One session's bytes. `over` is called once, when it has ended; `gone` when both connections are closed, too."""
@@ -136,18 +143,23 @@ class Splice:
         *,
         websocket: bool = True,
         far: str = "the worker",
+        lend: Callable[[Splice], None] | None = None,
     ) -> None:
         self._loop = asyncio.get_running_loop()
         self.time = self._loop.time
         self.limits, self.is_websocket = limits, websocket
         self._far = far  # what the other end is called when it breaks off
         self._over, self._gone = over, gone
+        self.lend = lend
+        self.loan: Loan | None = None
+        self.lent_in = self.lent_out = 0  # bytes of the client's while it was lent
+        self.kept = 0  # bytes of the client's that did not go to the worker
         self.began = self.time()
         self.end: End | None = None
         self.client, self.worker = self.sides(client, worker)
         self.client.other, self.worker.other = self.worker, self.client
         self._first: Side | None = None  # whose direction ended first
-        self._closer: Side | None = None  # whose close frame was the first
+        self.closer: Side | None = None  # whose close frame was the first
         self._closing = 0.0  # when that was
         self._pinged, self._pings = 0.0, 0
         self._payload = secrets.token_bytes(_PING)
@@ -173,11 +185,11 @@ class Splice:
     @property
     def bytes_in(self) -> int:
         """From the client."""
-        return self.client.count
+        return self.client.count + self.lent_in
 
     @property
     def bytes_out(self) -> int:
-        return self.worker.count
+        return self.worker.count + self.lent_out
 
     @property
     def idle(self) -> float:
@@ -195,14 +207,28 @@ class Splice:
             and frames.masked(data[6:], data[2:6]) == self._payload
         )
 
+    def offer(self, lend: Callable[[Splice], None]) -> None:
+        """Lend the client, if it can be: between two of its frames, while neither side waits for the other."""
+        client, worker = self.client, self.worker
+        client.row = worker.row = 0
+        if self.end is not None or self.closer is not None or client.track is None or not client.track.between:
+            return
+        if not (client.is_full or client.is_paused or client.has_ended or worker.is_full or worker.has_ended):
+            lend(self)
+
     # ---- the clock
+
+    def later(self, seconds: float, then: Callable[[], None]) -> None:
+        """Unless it is over by then."""
+        self._loop.call_later(seconds, lambda: then() if self.end is None else None)
 
     def is_slow(self, side: Side) -> None:
         if side is self.client:
             self._full_since = self.time()
-            self._look_by(self._full_since + self.limits.slow)
+            self.look_by(self._full_since + self.limits.slow)
 
-    def _look_by(self, when: float) -> None:
+    def look_by(self, when: float) -> None:
+        when = max(when, self.time() + 0.01)
         if self.end is None and (self._clock is None or when < self._clock.when()):
             if self._clock is not None:
                 self._clock.cancel()
@@ -217,10 +243,10 @@ class Splice:
             return
         now, limits = self.time(), self.limits
         due = [self._look_at_client(now)]
-        if self._closer is not None:
+        if self.closer is not None:
             due.append(self._closing + LINGER)
             if now >= due[-1]:
-                self._finish_by(self._closer)
+                self._finish_by(self.closer)
         if limits.longest:
             due.append(self.began + limits.longest)
             if now >= due[-1]:
@@ -230,17 +256,19 @@ class Splice:
             if now >= due[-1]:
                 self.finish("idle", f"ostler: the session was idle for {limits.idle:g} s", 1008)
         if self.end is None:
-            self._look_by(max(min(due), now + 0.01))
+            self.look_by(min(due))
 
     def _look_at_client(self, now: float) -> float:
         client, limits = self.client, self.limits
+        if self.loan is not None:
+            return self.loan.look(now)
         if client.is_full:
             due = self._full_since + limits.slow
             if now >= due:
                 self.finish("slow", f"ostler: the client took nothing for {limits.slow:g} s", 1008)
             return due
         if client.is_paused:  # the worker takes nothing: the client is not read, and is not seen to leave
-            if client.has_left():
+            if tcp.has_left(client.file):
                 self.ended(client)
             return now + _LOOK_AGAIN
         if not limits.ping or not self.is_websocket:
@@ -266,14 +294,21 @@ class Splice:
 
     def may_write(self) -> bool:
         """Whether a frame of our own can be written to the client: between two of the worker's, and before a close."""
-        track = self.worker.track
-        return track is not None and track.between and track.closed is None and not self.client.transport.is_closing()
+        track, loan = self.worker.track, self.loan
+        if (
+            track is None
+            or not track.between
+            or track.closed is not None
+            or (loan is not None and not loan.may_write())
+        ):
+            return False
+        return not self.client.transport.is_closing()
 
     def said_close(self, side: Side) -> None:
         """Its close frame went by: the rest is up to the two of them, for a while."""
-        if self._closer is None:
-            self._closer, self._closing = side, self.time()
-            self._look_by(self._closing + LINGER)
+        if self.closer is None and not (side is self.worker and self.loan is not None and self.loan.tells_more):
+            self.closer, self._closing = side, self.time()
+            self.look_by(self._closing + LINGER)
 
     def ended(self, side: Side) -> bool:
         """Nothing more comes from that side; whether its connection stays open for what goes there."""
@@ -287,12 +322,12 @@ class Splice:
                 self._finish_by(first)
             elif side is self.worker:
                 self._loop.call_later(_HALF, self._finish_by, side)
-        elif self._closer is not None:
-            self._finish_by(self._closer)
+        elif self.closer is not None:
+            self._finish_by(self.closer)
         elif side is self.client:
-            (self._finish_by if first is side else self._break_off)(side)
+            self._finish_by(side) if first is side else self.break_off()
         else:  # it broke off: whoever watches the process may know why in a moment
-            self._loop.call_later(_NEWS, self._break_off, side)
+            self.later(_NEWS, self.break_off)
         return True
 
     def lost(self, side: Side) -> None:
@@ -320,8 +355,11 @@ class Splice:
         code, text = closed or (frames.ABNORMAL if self.is_websocket else 1000, "")
         self.finish(who, text, code, tell=False)
 
-    def _break_off(self, _: Side) -> None:
-        if self.end is None:
+    def break_off(self) -> None:
+        """The worker has, and nobody knows why."""
+        if self.closer is not None or ((track := self.worker.track) and track.closed):
+            self._finish_by(self.closer or self.worker)
+        else:
             self.finish("worker", f"ostler: {self._far} closed the connection without a close frame", 1011)
 
     def finish(self, reason: str, text: str, code: int, *, tell: bool = True) -> None:
@@ -334,6 +372,8 @@ class Splice:
             self._clock = None
         if tell and self.may_write():
             self.client.write(frames.close(code, text))
+        if self.loan is not None:
+            self.loan.end()
         self.worker.transport.close()
         self._let_go(self.client)
         over, self._over = self._over, lambda _: None

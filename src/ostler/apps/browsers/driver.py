@@ -12,6 +12,7 @@ from typing import Any
 
 from ostler import Endpoint, OstlerError
 from ostler.apps.browsers import installed
+from ostler.apps.browsers.channel import Channel
 from ostler.apps.browsers.place import Place
 
 log = logging.getLogger("ostler.browsers")
@@ -54,8 +55,8 @@ class Held:
 class Driver:
     """The process. When it ends by itself, all its browsers are gone with it."""
 
-    def __init__(self, place: Place, files: installed.Driver, store: str | None = None) -> None:
-        self._place, self._files = place, files
+    def __init__(self, place: Place, files: installed.Driver, lends: Path, store: str | None = None) -> None:
+        self._place, self._files, self._lends = place, files, lends
         self._store = {"PLAYWRIGHT_BROWSERS_PATH": store} if store else {}  # its home is another, so it is told
         self._browsers: dict[str, Held] = {}
         self._answers: dict[int, asyncio.Future[Any]] = {}
@@ -65,18 +66,25 @@ class Driver:
 
     async def start(self) -> None:
         """Start it; raises ConfigError where its user cannot, BrowserFailed where it does not come up."""
-        self._place.check(self._files.node, self._files.package, _SCRIPT)
-        self._process = await asyncio.create_subprocess_exec(
-            self._files.node,
-            _SCRIPT,
-            self._files.package,
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            limit=_LINE,
-            cwd=self._place.folder,
-            env={**self._place.variables(), **self._store},
-            **self._place.as_user(),
-        )
+        self._place.check(self._files.node, self._files.package, _SCRIPT, _SCRIPT.with_name("line.js"))
+        self._channel = Channel(self._lends)
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                self._files.node,
+                _SCRIPT,
+                self._files.package,
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=_LINE,
+                cwd=self._place.folder,
+                env={**self._place.variables(), **self._store, **self._channel.variables},
+                pass_fds=(self._channel.theirs.fileno(),),
+                **self._place.as_user(),
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+        self._channel.inherited()
         self._up = asyncio.get_running_loop().create_future()
         self._reading = asyncio.create_task(self._read(), name="driver")
         try:
@@ -88,7 +96,7 @@ class Driver:
     async def launch(self, name: str, kind: str, options: dict[str, Any]) -> Held:
         """A browser that takes clients on a socket of its name in the driver's directory; raises BrowserFailed."""
         home = self._place.sub(f"{name}.d")
-        endpoint = Endpoint(str(self._place.folder / name), "/", [self._files.serves], PRODUCT)
+        endpoint = Endpoint(str(self._place.folder / name), "/", [self._files.serves], PRODUCT, lends=str(self._lends))
         held = self._browsers[name] = Held(self, name, endpoint)
         try:
             told = await self.call(
@@ -157,6 +165,7 @@ class Driver:
         self._place.remove(f"{name}.d")
 
     def _end(self, why: str) -> None:
+        self._channel.close()
         for name in [*self._browsers]:
             self._forget(name, why)
         for answer in self._answers.values():

@@ -51,6 +51,18 @@ class _Grid:
 
     launch: ClassVar[Launch]
 
+    async def start(self, worker: SessionWorker) -> Endpoint:
+        """The first browser. Where it does not start, nothing is left of it."""
+        await self._prepare(worker)
+        try:
+            return await self._begin()
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def _begin(self) -> Endpoint:
+        raise NotImplementedError
+
     async def _prepare(self, worker: SessionWorker) -> None:
         self._worker, self._stopping = worker, False
         given = self.launch.given
@@ -65,7 +77,8 @@ class _Grid:
                 "the browser's sandbox is off (%sSANDBOX): open nothing but pages that you trust", PREFIX
             )
         if self.launch.driver is not None:
-            self._driver = Driver(self._place, self.launch.driver, self.launch.browser.store)
+            lends = worker.scratch / "private" / "l"
+            self._driver = Driver(self._place, self.launch.driver, lends, self.launch.browser.store)
             await self._driver.start()
             self._driver.lost.add_done_callback(lambda lost: self._lost(lost.result()))
 
@@ -113,8 +126,7 @@ def _explained(text: str) -> str:
 class Shared(_Grid):
     """One warm browser. Each session has its own contexts in it, which are closed when it ends."""
 
-    async def start(self, worker: SessionWorker) -> Endpoint:
-        await self._prepare(worker)
+    async def _begin(self) -> Endpoint:
         self._browser = await self._start("s")
         self._browser.gone.add_done_callback(lambda gone: self._lost(gone.result()))
         return self._browser.endpoint
@@ -138,8 +150,7 @@ class Shared(_Grid):
 class Dedicated(_Grid):
     """A browser for each session, started before anybody asks; it ends with the session."""
 
-    async def start(self, worker: SessionWorker) -> Endpoint:
-        await self._prepare(worker)
+    async def _begin(self) -> Endpoint:
         self._numbers = itertools.count()
         self._held: dict[str, Held | CdpBrowser] = {}
         self._sessions: dict[str, Session] = {}
@@ -150,7 +161,8 @@ class Dedicated(_Grid):
         first = await self._launch()
         self._spares.append(first)
         versions = [self.launch.driver.serves] if self.launch.driver else []
-        return Endpoint("", versions=versions, product=PRODUCT if versions else "", cdp=first.endpoint.cdp)
+        product, own = PRODUCT if versions else "", first.endpoint
+        return Endpoint("", versions=versions, product=product, cdp=own.cdp, lends=own.lends)
 
     async def open(self, session: Session) -> Endpoint:
         browser = await self._take()

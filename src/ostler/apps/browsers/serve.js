@@ -9,15 +9,19 @@ const fs = require('node:fs');
 const http = require('node:http');
 const readline = require('node:readline');
 
+const { Lines, farewell } = require('./line.js');
 const playwright = require(process.argv[2]);
 const browsers = new Map(); // by name
 const session = new AsyncLocalStorage(); // which session the code that runs now works for
+
+const lines = new Lines(); // connections, which the relay may lend us
 
 const say = (message) => process.stdout.write(JSON.stringify(message) + '\n');
 
 // Each WebSocket server listens on a socket of its browser's name, so the upgrade says which browser and, by a header of the relay, which session.
 const emit = http.Server.prototype.emit;
 http.Server.prototype.emit = function (event, request, socket, ...rest) {
+  if (event === 'connection' && request.server === this) request = lines.wrap(request);
   if (event === 'upgrade') {
     const browser = [...browsers.values()].find((one) => one.listens === this.address());
     if (!browser || browser.dead) { // refused before a byte, so that the relay tries another worker
@@ -29,7 +33,10 @@ http.Server.prototype.emit = function (event, request, socket, ...rest) {
       browser.sockets.add(socket);
       socket.once('close', () => browser.sockets.delete(socket));
     }
-    if (id) session.run(id, () => { socket.emit = AsyncResource.bind(socket.emit, 'session', socket); });
+    if (id) {
+      lines.upgraded(id, socket, rest[0]);
+      session.run(id, () => { socket.emit = AsyncResource.bind(socket.emit, 'session', socket); });
+    }
   }
   return emit.call(this, event, request, socket, ...rest);
 };
@@ -46,11 +53,8 @@ function watchPages(name, pipe) {
   };
 }
 
-// A close frame with a reason, then the end: without it a client would only learn that something was closed.
 function tell(socket, text) {
-  const reason = Buffer.from(text).subarray(0, 123);
-  const frame = Buffer.concat([Buffer.from([0x88, reason.length + 2, 0x03, 0xf3]), reason]); // 1011
-  if (socket.writable) socket.end(frame);
+  if (socket.writable) socket.end(farewell(text));
 }
 
 function gone(name, code, signal) {
@@ -129,6 +133,7 @@ process.stdout.on('error', () => process.exit(1));
 process.on('unhandledRejection', () => {}); // a client or a browser that left in the middle of something
 for (const name of ['SIGINT', 'SIGTERM', 'SIGHUP']) process.on(name, () => {}); // the worker decides
 readline.createInterface({ input: process.stdin }).on('line', obey).on('close', async () => {
+  lines.close();
   const ends = [...browsers.values()].map((browser) => {
     browser.dead = true;
     browser.said = 'ostler: the worker died';
