@@ -17,8 +17,8 @@ from ostler.apps.browsers.place import Place
 
 log = logging.getLogger("ostler.browsers")
 
-_SCRIPT = Path(__file__).with_name("serve.js")
-_LINE = 64 * 1024 * 1024  # bytes of one message, at most: a frame of a live view is part of one
+_SCRIPT, _LINES = (Path(__file__).with_name(name) for name in ("serve.js", "line.js"))
+_LONGEST = 64 * 1024 * 1024  # bytes of one message, at most: a frame of a live view is part of one
 _START = 30.0  # seconds
 _STOP = 3.0
 PRODUCT = "Playwright"  # how clients begin their User-Agent
@@ -66,7 +66,7 @@ class Driver:
 
     async def start(self) -> None:
         """Start it; raises ConfigError where its user cannot, BrowserFailed where it does not come up."""
-        self._place.check(self._files.node, self._files.package, _SCRIPT, _SCRIPT.with_name("line.js"))
+        self._place.check(self._files.node, self._files.package, _SCRIPT, _LINES)
         self._channel = Channel(self._lends)
         try:
             self._process = await asyncio.create_subprocess_exec(
@@ -75,7 +75,7 @@ class Driver:
                 self._files.package,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
-                limit=_LINE,
+                limit=_LONGEST,
                 cwd=self._place.folder,
                 env={**self._place.variables(), **self._store, **self._channel.variables},
                 pass_fds=(self._channel.theirs.fileno(),),
