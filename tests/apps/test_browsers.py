@@ -16,7 +16,7 @@ from playwright.async_api import Browser, Error, Page, Playwright, async_playwri
 
 from ostler import ConfigError
 from ostler.app import Ostler
-from ostler.apps.browsers import declared, grid, installed
+from ostler.apps.browsers import declared, grid, installed, view
 from ostler.apps.browsers.driver import BrowserFailed
 from ostler.apps.browsers.given import Given
 from ostler.apps.browsers.place import Place
@@ -50,6 +50,27 @@ def test_sessions_of_a_shared_browser_do_not_see_each_other_and_each_live_view_i
             await stand.code.probe()
 
     _run(story)
+
+
+def test_the_live_view_shows_the_newest_page_in_whatever_order_the_browser_lists_them() -> None:
+    class Listing:
+        def __init__(self) -> None:
+            self.ears: dict[str, Any] = {}
+            self.pages = dict.fromkeys(("first", "second", "third"))
+            self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def send(self, method: str, **params: Any) -> Any:
+            if method == "Target.getTargets":
+                listed = [("second", "own"), ("first", "own"), ("third", "other")]
+                return {"targetInfos": [{"targetId": t, "type": "page", "browserContextId": c} for t, c in listed]}
+            return {"sessionId": params.get("targetId")}
+
+    async def main() -> None:
+        cast = await view._newest(Listing(), {"own"}, None)
+        assert cast is not None
+        assert cast.target == "second"
+
+    asyncio.run(main())
 
 
 def test_a_shared_browser_that_dies_tells_its_clients_and_the_worker_says_that_it_is_lost() -> None:

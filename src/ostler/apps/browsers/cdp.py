@@ -49,6 +49,7 @@ class CdpBrowser:
         self.endpoint = Endpoint("")
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ears: dict[str, Callable[[dict[str, Any]], None]] = {}
+        self.pages: dict[str, None] = {}  # in the order in which they were opened
         self._place = place
         self._answers: dict[int, asyncio.Future[Any]] = {}
         self._last = 0
@@ -62,6 +63,7 @@ class CdpBrowser:
             await self._spawn([program, *_FLAGS, f"--user-data-dir={home / 'profile'}", *args], home)
             async with asyncio.timeout(_START):
                 version = await self.send("Browser.getVersion")
+                await self.send("Target.setDiscoverTargets", discover=True, filter=[{"type": "page"}])
                 port, path = await self._port(home / "profile" / "DevToolsActivePort")
         except TimeoutError:
             await self.kill()
@@ -144,6 +146,10 @@ class CdpBrowser:
             case {"method": "Target.receivedMessageFromTarget", "params": {"sessionId": session, "message": message}}:
                 if ear := self.ears.get(session):
                     ear(json.loads(message))
+            case {"method": "Target.targetCreated", "params": {"targetInfo": {"targetId": target}}}:
+                self.pages[target] = None
+            case {"method": "Target.targetDestroyed", "params": {"targetId": target}}:
+                self.pages.pop(target, None)
 
     async def _listen(self) -> None:
         assert self._process.stderr is not None

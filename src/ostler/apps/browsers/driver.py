@@ -36,6 +36,7 @@ class Held:
         self.pid = 0
         self.gone: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.ears: dict[str, Callable[[dict[str, Any]], None]] = {}  # by CDP session
+        self.pages: dict[str, None] = {}  # in the order in which they were opened
         self._driver = driver
 
     async def ask(self) -> None:
@@ -152,6 +153,12 @@ class Driver:
             case {"event": "target", "browser": name, "params": params}:
                 if (held := self._browsers.get(name)) and (ear := held.ears.get(params["sessionId"])):
                     ear(json.loads(params["message"]))
+            case {"event": "created", "browser": name, "target": target}:
+                if held := self._browsers.get(name):
+                    held.pages[target] = None
+            case {"event": "destroyed", "browser": name, "target": target}:
+                if held := self._browsers.get(name):
+                    held.pages.pop(target, None)
             case {"event": "context", "session": session, "context": context}:
                 self.owners.setdefault(session, set()).add(context)
             case {"event": "gone", "browser": name, "code": code, "signal": signal}:

@@ -79,6 +79,9 @@ async function watch(name, kind, browser, child) {
   if (kind === 'chromium') {
     browser.cdp = await browser.monitor.newBrowserCDPSession();
     browser.cdp.on('Target.receivedMessageFromTarget', (params) => say({ event: 'target', browser: name, params }));
+    browser.cdp.on('Target.targetCreated', ({ targetInfo }) => say({ event: 'created', browser: name, target: targetInfo.targetId }));
+    browser.cdp.on('Target.targetDestroyed', ({ targetId }) => say({ event: 'destroyed', browser: name, target: targetId }));
+    await browser.cdp.send('Target.setDiscoverTargets', { discover: true, filter: [{ type: 'page' }] });
   } else {
     browser.page = await browser.monitor.newPage();
   }

@@ -23,6 +23,7 @@ class Viewed(Protocol):
     """A browser that can be asked by CDP."""
 
     ears: dict[str, Callable[[dict[str, Any]], None]]
+    pages: dict[str, None]  # in the order in which they were opened; the browser lists them in any
     gone: asyncio.Future[str]
 
     async def send(self, method: str, **params: Any) -> Any: ...
@@ -99,7 +100,8 @@ async def _newest(browser: Viewed, contexts: set[str] | None, cast: _Cast | None
     """The cast of the newest page: the one that runs, or another instead of it."""
     found = (await browser.send("Target.getTargets"))["targetInfos"]
     pages = [t for t in found if t["type"] == "page" and (contexts is None or t.get("browserContextId") in contexts)]
-    newest = pages[-1]["targetId"] if pages else None
+    ids = {t["targetId"] for t in pages}
+    newest = next((page for page in reversed(browser.pages) if page in ids), None)
     if cast is not None and cast.target == newest:
         return cast
     if cast is not None:
