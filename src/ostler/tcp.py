@@ -52,6 +52,13 @@ def look(file: int) -> Seen:
     return Seen(received - unread, acknowledged, unacknowledged, heard / 1000, sent / 1000)
 
 
+def has_room(file: int) -> bool:
+    """Whether it would take more bytes now."""
+    poll = select.poll()
+    poll.register(file, select.POLLOUT)
+    return bool(poll.poll(0))
+
+
 def has_left(file: int) -> bool:
     """Whether the other end has closed its direction, of a connection that nobody reads. Also for Unix sockets."""
     poll = select.poll()

@@ -24,6 +24,7 @@ from ostler.apps.browsers import installed
 from ostler.apps.browsers.channel import Channel
 from ostler.sessions import lending, splice
 from ostler.sessions.lending import LENT, RECALLED, Loan
+from ostler.sessions.passage import Passage
 from ostler.sessions.splice import Limits, Splice
 from tests.plane.serving import run
 from tests.sessions.planes import FakeNode, handshake, session_of, until
@@ -57,6 +58,7 @@ async def lent_worker(node: FakeNode, **terms: Any) -> AsyncIterator[asyncio.sub
     assert process.stdout is not None
     assert await process.stdout.readline() == b"up\n"
     node.up("worker:echo:0", address, lends=channel.path)
+    process.channel = channel  # type: ignore[attr-defined]
     try:
         yield process
     finally:
@@ -391,6 +393,8 @@ def test_nonsense_about_a_connection_that_comes_back_is_no_more_than_that(node: 
         {},
         {"left": -5, "head": "xyz", "rest": "soon", "closed": 7},
         {"left": 0, "head": "", "rest": 10**400, "closed": [10**30, "x"]},
+        {"left": 0, "head": "", "rest": -(10**400), "closed": ["x", 1]},
+        {"left": float("inf"), "head": "", "rest": 1},
     ]
     given = itertools.cycle(nonsense)
 
@@ -403,11 +407,89 @@ def test_nonsense_about_a_connection_that_comes_back_is_no_more_than_that(node: 
     async def main() -> None:
         async with node.running(), taker(node, answer, asked := []):
             async with node.connect(compression=None) as client:
-                for number in range(12):
-                    await client.send(str(number))
-                    assert await client.recv() == str(number)
-                assert sum(message[0] == "go" for message in asked) >= 2
+                while sum(message[0] == "go" for message in asked) <= len(nonsense):
+                    await client.send("x")
+                    assert await client.recv() == "x"
             assert [reason for reason, _ in await node.ends(1)] == ["client"]
+
+    run(main())
+
+
+def test_what_a_worker_says_of_a_close_is_a_text_that_every_store_takes(node: FakeNode) -> None:
+    how = {"left": 0, "head": "", "rest": 1, "closed": [1000, "half a character \ud800"]}
+
+    def answer(message: list[Any]) -> list[Any]:
+        named = message[1:3]
+        return [["took", *named, 0]] if message[0] == "take" else [["gave", *named, how]] if message[0] == "go" else []
+
+    async def main() -> None:
+        async with node.running(), taker(node, answer, asked := []):
+            async with node.connect(compression=None) as client:
+                while not any(message[0] == "go" for message in asked):
+                    await client.send("x")
+                    assert await client.recv() == "x"
+                await until(lambda: spliced(node, client).closer is not None, "the close to be believed")
+            ((_, sums),) = await node.ends(1)
+            assert sums["text"] == "half a character ?"
+
+    run(main())
+
+
+def test_files_and_nonsense_that_a_worker_sends_are_not_kept() -> None:
+    async def main() -> None:
+        ours, theirs = socket.socketpair()
+        heard: list[Any] = []
+        passage = Passage(ours, heard.append, lambda: None, takes_files=False)
+        before = len(os.listdir("/proc/self/fd"))
+        for number in range(40):
+            socket.send_fds(theirs, [b"%d\n" % number], [theirs.fileno()] * 16)
+        theirs.send(b"[" * 50_000 + b'\n"last"\n')
+        await until(lambda: "last" in heard, "all messages")
+        assert heard == [*range(40), "last"]
+        assert len(os.listdir("/proc/self/fd")) == before
+        passage.close()
+        theirs.close()
+
+    run(main())
+
+
+def test_a_client_on_its_way_to_the_worker_is_told_when_the_relay_dies(node: FakeNode) -> None:
+    """The worker has its socket, and waits for what the relay has still to pass on."""
+
+    async def main() -> None:
+        async with node.running(), lent_worker(node):
+            way_in, way = await asyncio.open_unix_connection(node.folder / "w")
+            way.write(handshake(more="X-Ostler-Session: one\r\n"))
+            await way_in.readuntil(b"\r\n\r\n")
+            with socket.create_server(("127.0.0.1", 0)) as server:
+                reader, writer = await asyncio.open_connection(*server.getsockname())
+                accepted, _ = server.accept()
+            with socket.socket(socket.AF_UNIX) as lender, accepted:
+                lender.connect(str(node.folder / "l"))
+                take = json.dumps(["take", "one", 1, 10**6]).encode() + b"\n"
+                socket.send_fds(lender, [take], [accepted.fileno()])
+                way.write(b"\x89\x80\0\0\0\0")  # a ping, whose answer shows that it goes on
+                assert await way_in.readexactly(2) == b"\x8a\0"
+                await asyncio.sleep(0.1)
+            way.close()
+            frame = await reader.readexactly(2)
+            assert frame[0] == 0x88
+            assert await reader.readexactly(frame[1]) == b"\x03\xf3ostler: the relay died"
+            writer.close()
+
+    run(main())
+
+
+def test_a_channel_forgets_sessions_that_ended_while_they_were_lent(node: FakeNode) -> None:
+    async def main() -> None:
+        async with node.running(), lent_worker(node) as process:
+            channel = process.channel  # type: ignore[attr-defined]
+            async with node.connect(compression=None) as client:
+                await lend(node, client)
+                assert [*channel._by_session] == [session_of(client)]
+                node.tell("kill", session_of(client), "killed", "enough")
+                await closed(client)
+            await until(lambda: not channel._by_session, "the session to be forgotten")
 
     run(main())
 

@@ -10,6 +10,7 @@ rests, and looks at what the system knows of it meanwhile. The bytes' own way be
     relay → worker   back: you may keep it no longer
     worker → relay   gave: it is yours again. Also unasked: when the client ends, or a close frame comes from either side
     worker → relay   stuck, unstuck: a frame may be half written
+    relay → worker   over: the session has ended, and nothing more is said of it
 
 Each names the session and the number of the loan: [verb, session, number, …]. Standard library alone: the data plane and a worker's own door both use it.
 """
@@ -50,7 +51,11 @@ class Lenders:
         def offer(splice: Splice) -> None:
             try:
                 lender = self._known.get(path) or _Lender(path, self._forget)
-            except OSError:  # it has gone, or has no room: this session stays as it is
+            except (
+                OSError,
+                TypeError,
+                ValueError,
+            ):  # it has gone, has no room, or named no path: this session stays as it is
                 splice.lend = None
                 return
             self._known[path] = lender
@@ -75,7 +80,7 @@ class _Lender:
         except OSError:
             sock.close()
             raise
-        self._passage = Passage(sock, self._heard, self._ended)
+        self._passage = Passage(sock, self._heard, self._ended, takes_files=False)
 
     def offer(self, session: str, splice: Splice) -> None:
         if tcp.look(splice.client.file) is tcp.NOTHING:  # not TCP, or a system that does not tell
@@ -111,7 +116,7 @@ class Loan:
         self.state = OFFERED
         self._lender, self._splice = lender, splice
         self._went = 0  # bytes that the worker had sent its own way
-        self._is_stuck = False
+        self._is_stuck = self._asks = False
         self._seen = tcp.look(splice.client.file)
         self._read, self._written = self._seen.read, self._seen.written  # what is counted already
         self._began = self._moved = self._taken = splice.time()
@@ -146,15 +151,20 @@ class Loan:
     def passed(self) -> None:
         """Has the client all that went the other way? Then the worker may write to it."""
         splice = self._splice
-        if self.state != TAKEN or splice.worker.count < self._went:
+        if self.state != TAKEN or splice.worker.count < self._went or self._asks:
             return
         if splice.client.transport.get_write_buffer_size():
-            splice.later(_AGAIN, self.passed)
+            self._asks = True
+            splice.later(_AGAIN, self._ask)
             return
         self.state = LENT
         self._seen = tcp.look(splice.client.file)
         self._written = self._seen.written
         self._send("go")
+
+    def _ask(self) -> None:
+        self._asks = False
+        self.passed()
 
     def _gave(self, how: dict[str, Any]) -> None:
         """As its client left it. What is said of it is the worker's word, and does harm to this session alone."""
@@ -162,7 +172,7 @@ class Loan:
         assert client.track is not None
         now, (heard, said) = splice.time(), self._active
         self._count()
-        with contextlib.suppress(KeyError, TypeError, ValueError):
+        with contextlib.suppress(KeyError, TypeError, ValueError, OverflowError):
             client.track.resume(max(0, int(how["left"])), bytes.fromhex(how["head"])[:_HEADER])
             rest = min(int(how["rest"]), _LONG_AGO) / 1000
             client.active = now - rest if rest >= 0 else heard
@@ -171,7 +181,7 @@ class Loan:
         self._have_back()
         match how.get("closed"):
             case [int(code), str(text)] if client.track.closed is None and 0 <= code < 65_536:
-                client.track.closed = Closed(code, text[:LONGEST_REASON])
+                client.track.closed = Closed(code, text.encode(errors="replace").decode()[:LONGEST_REASON])
                 splice.said_close(client)
         self._ask_again()
 
@@ -195,8 +205,10 @@ class Loan:
     # ---- meanwhile
 
     def may_write(self) -> bool:
-        """Whether a frame of the relay's own can be put between two of the worker's."""
-        return not self._is_stuck
+        """Whether a frame of the relay's own can be put between two of the worker's. Where one is half written, there is no room for more: so
+        that is known before the worker has said it.
+        """
+        return not self._is_stuck and (not self.tells_more or tcp.has_room(self._splice.client.file))
 
     def recall(self) -> None:
         """Have it back, as soon as a frame that is half written is whole."""
@@ -224,9 +236,9 @@ class Loan:
         return now + _WATCH
 
     def _is_late(self, now: float) -> bool:
-        """Whether a worker had all the time that it needs to answer."""
-        waits = self.state in (OFFERED, TAKEN, RECALLED) and not self._is_stuck
-        return waits and not self._seen.unacknowledged and now - self._began >= _PATIENCE
+        """Whether a worker had all the time that it needs to answer: a large frame takes its time."""
+        waits = self.state in (OFFERED, TAKEN, RECALLED) and not self._seen.unacknowledged
+        return waits and now - max(self._began, self._moved) >= _PATIENCE
 
     def _count(self) -> tcp.Seen:
         """Look, and add what has gone by since."""
@@ -239,6 +251,7 @@ class Loan:
 
     def end(self) -> None:
         """The session is over."""
+        self._send("over")
         self._count()
         self._lender.over(self)
         self._splice.loan = None

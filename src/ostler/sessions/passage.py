@@ -17,12 +17,20 @@ _FILES = 16  # in one piece
 
 
 class Passage:
-    """One end. `heard` gets each message; `files` are those that came and were not taken yet, each with its message at the latest.
-    `ended` is called once, when the other end has gone or makes no sense; not after `close`.
+    """One end. `heard` gets each message; `files` are those that came and were not taken yet, each with its message at the latest; none come
+    where nobody takes them. `ended` is called once, when the other end has gone or makes no sense; not after `close`.
     """
 
-    def __init__(self, sock: socket.socket, heard: Callable[[Any], None], ended: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        heard: Callable[[Any], None],
+        ended: Callable[[], None],
+        *,
+        takes_files: bool = True,
+    ) -> None:
         sock.setblocking(False)
+        self._takes_files = takes_files
         self.files: deque[int] = deque()
         self._socket: socket.socket | None = sock
         self._heard, self._ended = heard, ended
@@ -79,15 +87,18 @@ class Passage:
     def _read(self) -> None:
         assert self._socket is not None
         try:
-            data, files, _, _ = socket.recv_fds(self._socket, _PIECE, _FILES, socket.MSG_CMSG_CLOEXEC)
+            if self._takes_files:
+                data, files, _, _ = socket.recv_fds(self._socket, _PIECE, _FILES, socket.MSG_CMSG_CLOEXEC)
+                self.files.extend(files)
+            else:
+                data = self._socket.recv(_PIECE)  # the system closes files that come with it
         except BlockingIOError:
             return
         except OSError:
-            data, files = b"", []
-        self.files.extend(files)
+            data = b""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
-            with contextlib.suppress(ValueError):
+            with contextlib.suppress(ValueError, RecursionError):
                 self._heard(json.loads(line))
         if not data or len(self._rest) > _LONGEST:
             self._break()

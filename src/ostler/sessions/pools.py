@@ -24,6 +24,7 @@ from ostler.sessions import figures
 from ostler.sessions.held import Counts, Live, Serving
 from ostler.sessions.registry import DRAIN, Beat, Ended, Registry, Verdict, WorkerKey
 from ostler.sessions.spec import SessionSpec
+from ostler.sessions.tenant import plain
 from ostler.sessions.turns import Turns
 from ostler.store import now_ms
 
@@ -259,7 +260,7 @@ class SessionPools:
                 Ended(
                     live.id,
                     reason,
-                    str(text)[:500] if text else None,
+                    plain(str(text)) if text else None,
                     code if isinstance(code, int) else None,
                     int(about.get("bytes_in") or 0),
                     int(about.get("bytes_out") or 0),

@@ -23,17 +23,18 @@ class Channel:
 
     def __init__(self, path: Path) -> None:
         self.path = str(path)
-        ours, self.theirs = socket.socketpair()
         self._loop = asyncio.get_running_loop()
-        self._lenders: set[Passage] = set()
-        self._by_session: dict[str, Passage] = {}
-        self._waiting: deque[tuple[Any, int | None]] = deque()  # for the driver to say that it has the last connection
-        self._is_passing = self._is_closed = False
-        self._driver = Passage(ours, self._said, self.close)
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.setblocking(False)
         self._listener.bind(self.path)
         self._listener.listen(_LENDERS)
+        ours, self.theirs = socket.socketpair()
+        self._lenders: set[Passage] = set()
+        self._by_session: dict[str, Passage] = {}
+        self._waiting: deque[tuple[Any, int | None]] = deque()  # for the driver to say that it has the last connection
+        self._passing: list[Any] | None = None  # the message with which a connection is on its way to the driver
+        self._is_closed = False
+        self._driver = Passage(ours, self._said, self.close, takes_files=False)
         self._loop.add_reader(self._listener, self._accept)
 
     @property
@@ -80,9 +81,14 @@ class Channel:
 
     def _lends(self, lender: Passage, message: Any) -> None:
         match message:
-            case ["take", str(session), *_] if lender.files:
+            case ["take", str(session), *_]:
                 self._by_session[session] = lender
-                self._pass(message, lender.files.popleft())
+                if lender.files:
+                    self._pass(message, lender.files.popleft())
+                else:  # it was lost on the way: this process may have no more files
+                    self._refuse(message)
+            case ["over", str(session), *_]:
+                self._by_session.pop(session, None)
             case ["go" | "back", *_]:
                 self._pass(message, None)
 
@@ -90,22 +96,29 @@ class Channel:
 
     def _pass(self, message: Any, file: int | None) -> None:
         """One connection at a time: Node counts on that, and says when it has it."""
-        if self._is_passing:
+        if self._passing is not None:
             self._waiting.append((message, file))
         elif file is None:
             self._driver.send(message)
         else:
-            self._is_passing = True
+            self._passing = message
             self._driver.send({"cmd": "NODE_HANDLE", "type": "net.Socket", "msg": message}, file)
             os.close(file)
 
     def _said(self, message: Any) -> None:
         match message:
-            case {"cmd": "NODE_HANDLE_ACK" | "NODE_HANDLE_NACK"}:
-                self._is_passing = False
-                while self._waiting and not self._is_passing:
+            case {"cmd": "NODE_HANDLE_ACK" | "NODE_HANDLE_NACK" as verb} if self._passing is not None:
+                passed, self._passing = self._passing, None
+                if verb == "NODE_HANDLE_NACK":
+                    self._refuse(passed)
+                while self._waiting and self._passing is None:
                     self._pass(*self._waiting.popleft())
             case [str(verb), str(session), *_] if (lender := self._by_session.get(session)) is not None:
                 if verb in ("gave", "no"):
                     del self._by_session[session]
                 lender.send(message)
+
+    def _refuse(self, message: list[Any]) -> None:
+        """The driver has not got it."""
+        if (lender := self._by_session.pop(message[1], None)) is not None:
+            lender.send(["no", *message[1:3]])

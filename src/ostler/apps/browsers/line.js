@@ -105,7 +105,10 @@ class Line extends Duplex {
     });
     way.on('end', () => this.ended());
     way.on('error', () => {});
-    way.on('close', () => this.destroy());
+    way.on('close', () => {
+      this.ended();
+      this.destroy();
+    });
   }
 
   // What a server expects of a socket.
@@ -133,11 +136,11 @@ class Line extends Duplex {
   }
 
   ended() { // the relay has ended it, or has died
-    const { client } = this;
-    this.drop();
-    if (client) leave(client, 'ostler: the relay died'); // one that lives has told the client already, and this is not looked at
+    if (this.hasEnded) return;
     this.hasEnded = true;
-    this.push(null);
+    const client = this.drop();
+    if (client) leave(client, 'ostler: the relay died'); // one that lives has told the client already, and this is not looked at
+    if (!this.destroyed) this.push(null);
   }
 
   // ---- what is written
